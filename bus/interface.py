@@ -1,0 +1,205 @@
+"""What a service may ask of the bus. Two implementations pass one conformance suite: `bus.nats` and `bus.memory`.
+
+Handlers are plain functions called on the event loop, one message after the other per subscription, in order of
+arrival; what they raise is counted and logged, never lost silently, and ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class BusMessage:
+    """One message as received. ``reply`` is the subject to answer on, empty for facts."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reply: str = ""
+
+
+Handler = Callable[[BusMessage], None]
+AsyncHandler = Callable[[BusMessage], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStats:
+    """Messages: delivered to the handler, waiting, dropped by the bound; and handler failures."""
+
+    delivered: int
+    pending: int
+    dropped: int
+    failed: int
+
+
+class Subscription(Protocol):
+    """A live subscription."""
+
+    @property
+    def subject(self) -> str: ...
+
+    def stats(self) -> SubscriptionStats: ...
+
+    async def unsubscribe(self) -> None:
+        """Stop; nothing is delivered after it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """One message of a stream, with its place in it; acknowledge with `Consumer.ack`."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    stream_seq: int
+    delivered: int
+    token: object
+
+
+class Consumer(Protocol):
+    """A durable pull consumer: what is not acknowledged comes again."""
+
+    async def fetch(self, limit: int, timeout_s: float) -> list[StoredRow]:
+        """Up to ``limit`` rows; empty after ``timeout_s`` without any."""
+
+    async def ack(self, row: StoredRow) -> None: ...
+
+    async def pending(self) -> int:
+        """Rows not yet acknowledged (delivered or not)."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key's value; ``value`` is ``None`` for a deletion seen by `KeyValue.watch`."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class KeyValue(Protocol):
+    """A bucket. Keys are tokens of `bus.subjects.encode_id`, joined by dots."""
+
+    async def get(self, key: str) -> KeyEntry | None: ...
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Returns the new revision."""
+
+    async def create(self, key: str, value: bytes) -> int:
+        """Raises `WrongRevisionError` when the key exists."""
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        """Compare and set. Raises `WrongRevisionError`."""
+
+    async def delete(self, key: str) -> None: ...
+
+    async def keys(self) -> list[str]: ...
+
+    def watch(self, prefix: str = "") -> AsyncIterator[KeyEntry]:
+        """Current entries first, then changes, until the iterator is closed."""
+
+
+class ObjectStore(Protocol):
+    """A bucket of objects of any size (index snapshots)."""
+
+    async def put(self, key: str, data: bytes) -> None: ...
+
+    async def get(self, key: str) -> bytes:
+        """Raises `KeyMissingError`."""
+
+    async def delete(self, key: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A question that a service answers (NATS services API). ``queue`` empty: every instance answers.
+
+    ``answer`` gets the message; it replies with `Bus.publish` on ``message.reply`` as often as it likes.
+    """
+
+    name: str
+    subject: str
+    answer: Handler
+    queue: str = "q"
+
+
+class ServedEndpoints(Protocol):
+    """Endpoints being served, visible as ``$SRV.PING|INFO|STATS``."""
+
+    async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BusStats:
+    """Counters of one connection since it was opened."""
+
+    published: int
+    delivered: int
+    dropped_slow_consumer: int
+    publish_failed: int
+    reconnects: int
+    handler_failed: int
+
+
+class Bus(Protocol):
+    """One connection."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes that one message may carry (headers included)."""
+
+    def stats(self) -> BusStats: ...
+
+    def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Queue one message, at most once delivery, in order. Never blocks the loop.
+
+        While the server is away, up to a bound is buffered, the rest is counted as ``publish_failed``.
+        Raises `PayloadTooLargeError`, `ClosedError`.
+        """
+
+    async def flush(self, timeout_s: float = 2.0) -> None:
+        """Everything published before has reached the server. Raises `BusTimeoutError`, `NotConnectedError`."""
+
+    async def subscribe(
+        self, subject: str, handler: Handler, *, queue: str = "", pending_limit: int = 65_536
+    ) -> Subscription: ...
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> BusMessage:
+        """One answer. Raises `NoRespondersError` at once, `BusTimeoutError`, `NotConnectedError`."""
+
+    def request_many(
+        self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
+    ) -> AsyncIterator[BusMessage]:
+        """Every answer, until the caller closes the iterator. Raises as `request`; `BusTimeoutError` after
+        ``idle_timeout_s`` of silence or ``deadline_s`` in all."""
+
+    async def serve(
+        self, name: str, version: str, description: str, endpoints: list[Endpoint], metadata: Mapping[str, str]
+    ) -> ServedEndpoints: ...
+
+    async def publish_row(self, subject: str, payload: bytes, message_id: str, *, timeout_s: float = 5.0) -> bool:
+        """Durable publish into the trace stream, acknowledged; ``False`` when it was a duplicate.
+        Raises `StreamError`, `BusTimeoutError`, `NotConnectedError`."""
+
+    async def consume(self, durable: str, filter_subject: str, *, ack_wait_s: float = 30.0) -> Consumer:
+        """A durable consumer of the trace stream, created or resumed by name."""
+
+    def tail(self, filter_subject: str, *, from_start: bool = False) -> AsyncIterator[StoredRow]:
+        """Rows of the trace stream as they come (no acknowledgement), in order, until closed."""
+
+    async def key_value(self, bucket: str, *, ttl_s: float | None = None) -> KeyValue: ...
+
+    async def objects(self, bucket: str) -> ObjectStore: ...
+
+    async def close(self) -> None:
+        """Flush and disconnect. Nothing is delivered after it returns."""

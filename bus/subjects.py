@@ -1,0 +1,115 @@
+"""Every subject of ``tg.v1`` and the one encoder that turns hostile ids into subject tokens and KV keys.
+
+Letters, digits and ``-`` stand for themselves; so does ``_`` except in a leading ``h_``; every other byte of the
+UTF-8 text becomes ``=XX``. The empty id is ``=``. Ids over 128 bytes become ``h_`` + BLAKE2b-128 in hex (the full id
+travels in the payload). Tokens are legal in subjects, KV keys and object names alike.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+ROOT = "tg.v1"
+MAX_REVERSIBLE_BYTES = 128
+
+TRACE_STREAM = "TG_TRACES"
+TRACE_SUBJECTS = f"{ROOT}.trace.>"
+BUCKET_LEADERS = "TG_LEADERS"
+BUCKET_WORKERS = "TG_WORKERS"
+BUCKET_STATISTICS = "TG_STATISTICS"
+OBJECTS_SNAPSHOTS = "TG_SNAPSHOTS"
+
+INDEX_MATCH = f"{ROOT}.index.match"
+INDEX_SESSION = f"{ROOT}.index.session"
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+_ESCAPE = re.compile(rb"=([0-9A-F]{2})")
+
+
+def encode_id(text: str) -> str:
+    """``text`` as one subject token. Reversible up to 128 bytes, else a 128-bit hash with prefix ``h_``."""
+    raw = text.encode("utf-8", "surrogatepass")
+    if not raw:
+        return "="
+    if len(raw) > MAX_REVERSIBLE_BYTES:
+        return "h_" + blake2b(raw, digest_size=16).hexdigest()
+    token = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in raw)
+    return f"=68{token[1:]}" if token.startswith("h_") else token
+
+
+def decode_id(token: str) -> str | None:
+    """Inverse of `encode_id`; ``None`` for a hashed id. Raises `ValueError` for what `encode_id` never writes."""
+    if token == "=":  # noqa: S105 - the empty id, not a secret
+        return ""
+    if token.startswith("h_"):
+        return None
+    raw = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), token.encode("ascii"))
+    text = raw.decode("utf-8", "surrogatepass")
+    if encode_id(text) != token:
+        raise ValueError(f"not an encoded id: {token!r}")
+    return text
+
+
+def worker_state(worker: str) -> str:
+    return f"{ROOT}.worker.state.{encode_id(worker)}"
+
+
+def ingress_state(ingress: str) -> str:
+    return f"{ROOT}.ingress.state.{encode_id(ingress)}"
+
+
+def kv(worker: str, rank: int) -> str:
+    return f"{ROOT}.kv.{encode_id(worker)}.{rank}"
+
+
+def kv_snapshot(worker: str) -> str:
+    return f"{ROOT}.kv.snapshot.{encode_id(worker)}"
+
+
+def index_source(worker: str, rank: int) -> str:
+    return f"{ROOT}.index.source.{encode_id(worker)}.{rank}"
+
+
+def admit(model: str) -> str:
+    return f"{ROOT}.admit.{encode_id(model)}"
+
+
+def admit_cancel(model: str) -> str:
+    return f"{ROOT}.admit.cancel.{encode_id(model)}"
+
+
+def decision(worker: str) -> str:
+    return f"{ROOT}.decision.{encode_id(worker)}"
+
+
+def request(event: str, model: str) -> str:
+    """``event``: accepted, dispatched, first_token, progress or end."""
+    return f"{ROOT}.request.{event}.{encode_id(model)}"
+
+
+def session(state: str, key_text: str) -> str:
+    """``state``: as `schemas.session.SessionFact.state`; ``key_text``: `SessionKey.text`."""
+    return f"{ROOT}.session.{state}.{encode_id(key_text)}"
+
+
+def tool(event: str, key_text: str) -> str:
+    return f"{ROOT}.tool.{event}.{encode_id(key_text)}"
+
+
+def hint(worker: str) -> str:
+    return f"{ROOT}.hint.{encode_id(worker)}"
+
+
+def hint_result(worker: str) -> str:
+    return f"{ROOT}.hint.result.{encode_id(worker)}"
+
+
+def policy(kind: str, name: str) -> str:
+    """``kind``: route, admit, lease or hint."""
+    return f"{ROOT}.policy.{kind}.{encode_id(name)}"
+
+
+def trace(event_type: str, model: str, key_text: str) -> str:
+    """``event_type``: request_end, tool or decision."""
+    return f"{ROOT}.trace.{event_type}.{encode_id(model)}.{encode_id(key_text)}"

@@ -1,0 +1,99 @@
+"""``tg.v1.admit.<model>`` (MessagePack): run now, where, or wait? Several replies: held*, then granted or refused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schemas.base import Message
+from schemas.index import SourceHealth
+from schemas.session import RequestKind, SessionIdentity
+
+DecisionMode = Literal["policy", "custom", "fallback"]
+"""``policy``: the built-in policy chose. ``custom``: a user's route policy chose. ``fallback``: the ingress chose by
+itself (rendezvous hash) because no leader answered."""
+
+
+class Grant(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """A turn admitted to a worker. ``owner`` is the ingress, ``epoch`` the leader's; it lapses at ``expires_ms``
+    unless the owner's `IngressState` keeps naming it."""
+
+    grant_id: str
+    request_id: str
+    worker: str
+    rank: int
+    owner: str
+    epoch: int
+    expires_ms: int
+
+
+class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The question. Asking again with the same ``request_id`` (and ``attempt``) returns the same grant.
+
+    ``chain``: as in `schemas.index.MatchRequest`. ``tokens_from`` says how ``input_tokens`` was counted. ``excluded``:
+    workers that this request has already failed on. ``deadline_ms``: Unix ms after which the ingress listens no more.
+    """
+
+    request_id: str
+    model: str
+    ingress: str
+    ingress_epoch: int
+    identity: SessionIdentity
+    received_ms: int
+    deadline_ms: int
+    attempt: int = 0
+    kind: RequestKind = "turn"
+    endpoint: str = "chat_completions"
+    input_tokens: int = 0
+    tokens_from: Literal["tokenizer", "engine", "estimate"] = "estimate"
+    block_size: int = 0
+    chain: bytes = b""
+    max_output_tokens: int | None = None
+    priority: int = 0
+    excluded: tuple[str, ...] = ()
+
+
+class AdmitCancel(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """``tg.v1.admit.cancel.<model>`` (MessagePack): the client went while its turn waited; forget it."""
+
+    request_id: str
+    ingress: str
+    reason: str = "client_disconnect"
+
+
+class Held(Message, frozen=True, kw_only=True, omit_defaults=True, tag="held"):
+    """Wait: repeated at least once a second as keep-alive. ``place`` in line counts from 1."""
+
+    request_id: str
+    epoch: int
+    reason: str
+    place: int = 0
+
+
+class Granted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="granted"):
+    """Run now, on ``grant.worker`` at ``url``. ``priority`` is the engine's field, decided by admission."""
+
+    request_id: str
+    epoch: int
+    grant: Grant
+    url: str
+    mode: DecisionMode = "policy"
+    policy: str = "kv"
+    predicted_cached_tokens: int = 0
+    index_health: SourceHealth = "blind"
+    index_reason: str | None = None
+    hold_ms: int = 0
+    hold_reason: str | None = None
+    priority: int | None = None
+
+
+class Refused(Message, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
+    """Not now (429/503 with ``retry_after_s``) or not here (404): ``status`` is what the client should see."""
+
+    request_id: str
+    epoch: int
+    reason: str
+    status: int = 503
+    retry_after_s: int | None = None
+
+
+AdmitReply = Held | Granted | Refused

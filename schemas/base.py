@@ -1,0 +1,68 @@
+"""The base of every message, and the two encodings: JSON for what people read, MessagePack where chains travel."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+
+class SchemaError(Exception):
+    """Root of this package's errors. ``reason`` is stable and used as metric label, trace field and reply."""
+
+    reason = "schema_error"
+
+
+class BadMessageError(SchemaError):
+    """The sender's bytes do not decode as the message that its subject promises (the peer's fault)."""
+
+    reason = "bad_message"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of everything that travels on the bus."""
+
+
+class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened, numbered by its source so that a receiver sees a gap.
+
+    ``source`` is the publishing process (``ingress-1``); ``epoch`` grows with each of its incarnations (Unix ms at its
+    start, or the leader's epoch); ``seq`` counts from 0 per (source, epoch, subject family); ``at_ms`` is Unix ms.
+    """
+
+    source: str
+    epoch: int
+    seq: int
+    at_ms: int
+
+
+M = TypeVar("M")
+
+_json_encoder = msgspec.json.Encoder()
+_msgpack_encoder = msgspec.msgpack.Encoder()
+
+
+def to_json(message: msgspec.Struct) -> bytes:
+    """One message as compact JSON bytes."""
+    return _json_encoder.encode(message)
+
+
+def to_msgpack(message: msgspec.Struct) -> bytes:
+    """One message as MessagePack bytes."""
+    return _msgpack_encoder.encode(message)
+
+
+def from_json(payload: bytes, kind: type[M]) -> M:
+    """Decode JSON ``payload`` as ``kind`` (a struct or a union of tagged structs). Raises `BadMessageError`."""
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadMessageError(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+
+
+def from_msgpack(payload: bytes, kind: type[M]) -> M:
+    """Decode MessagePack ``payload`` as ``kind``. Raises `BadMessageError`."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadMessageError(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error

@@ -1,0 +1,90 @@
+"""The index: source health as facts, and the two questions (match a chain, describe a session)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schemas.base import Fact, Message
+from schemas.session import SessionKey
+
+SourceHealth = Literal["synced", "catching_up", "approximate", "blind"]
+
+
+class IndexSource(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """``tg.v1.index.source.<worker>.<rank>``: how far an indexer trusts its picture of one source, on change."""
+
+    worker: str
+    rank: int
+    health: SourceHealth
+    reason: str | None = None
+    incarnation: str = ""
+    seq_applied: int = -1
+    blocks: int = 0
+
+
+class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """``tg.v1.index.match`` (MessagePack): who holds how much of this chain?
+
+    ``chain``: chain hashes of the prompt's full blocks, u64 little-endian back to back (8 bytes a block).
+    """
+
+    model: str
+    block_size: int
+    chain: bytes
+    salt_rule: str = "cache_salt"
+
+
+class TierBlocks(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Blocks of the reachable prefix per tier; each position counts once, at its best tier."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    external: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Length of the contiguous reachable prefix, in blocks."""
+        return self.device + self.host + self.disk + self.external
+
+
+class WorkerMatch(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """One (worker, rank) of the pool: what it holds of the chain, and how far that can be trusted."""
+
+    worker: str
+    rank: int
+    blocks: TierBlocks = TierBlocks()
+    health: SourceHealth = "synced"
+    reason: str | None = None
+    resident_blocks: int = 0
+
+
+class MatchReply(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to `MatchRequest`: every source of the pool, also those that hold nothing.
+
+    ``shared``: half-open [start, end) ranges of positions that the shared pool holds, only the run that can be reached.
+    """
+
+    indexer: str
+    matches: tuple[WorkerMatch, ...] = ()
+    shared: tuple[tuple[int, int], ...] = ()
+    error: str | None = None
+
+
+class SessionQuery(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """``tg.v1.index.session`` (JSON): what is known of one session's prefix; or, by ``block``, whose block it is."""
+
+    session: SessionKey | None = None
+    block: str | None = None
+
+
+class SessionResidency(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to `SessionQuery`: where the session's chain ended last (hex of the chain hash, depth in blocks)."""
+
+    session: SessionKey | None = None
+    frontier: str | None = None
+    depth: int = 0
+    parent: SessionKey | None = None
+    sessions: tuple[SessionKey, ...] = ()
+    resident: tuple[WorkerMatch, ...] = ()
+    error: str | None = None

@@ -1,0 +1,34 @@
+"""``tg.v1.ingress.state.<ingress>``: who is in flight, once a second: what a new leader rebuilds from."""
+
+from __future__ import annotations
+
+from schemas.admit import DecisionMode
+from schemas.base import Fact, Message
+from schemas.session import RequestKind, SessionIdentity
+
+
+class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """One accepted request of this ingress; ``worker`` and ``grant_id`` once it is placed."""
+
+    request_id: str
+    model: str
+    identity: SessionIdentity
+    received_ms: int
+    kind: RequestKind = "turn"
+    endpoint: str = "chat_completions"
+    worker: str | None = None
+    rank: int | None = None
+    grant_id: str | None = None
+    grant_epoch: int | None = None
+    mode: DecisionMode | None = None
+    input_tokens: int = 0
+
+
+class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """``final`` marks the last fact of a clean stop. ``part`` of ``parts`` when the table is larger than a message."""
+
+    ingress: str
+    in_flight: tuple[InFlight, ...] = ()
+    final: bool = False
+    part: int = 0
+    parts: int = 1

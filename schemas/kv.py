@@ -1,0 +1,97 @@
+"""KV batches on the bus: the engine's own bytes, our facts in headers; and the snapshot question."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schemas.base import BadMessageError, Message
+
+Dialect = Literal["vllm", "sglang"]
+
+_WORKER = "Tg-Worker"
+_RANK = "Tg-Rank"
+_INCARNATION = "Tg-Incarnation"
+_SEQ = "Tg-Seq"
+_DIALECT = "Tg-Dialect"
+_PART = "Tg-Part"
+_PARTS = "Tg-Parts"
+_FIRST = "Tg-First"
+
+
+class KvHeaders(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Headers of ``tg.v1.kv.<worker>.<rank>``.
+
+    ``seq`` is the engine's own number. Within one ``incarnation`` the bridge forwards without a gap; ``first`` marks
+    the first batch of an incarnation, whatever its number, so that a receiver who missed nothing knows it. A batch
+    larger than a message goes as ``part`` 0..``parts``-1, all with the same seq.
+    """
+
+    worker: str
+    rank: int
+    incarnation: str
+    seq: int
+    dialect: Dialect = "vllm"
+    part: int = 0
+    parts: int = 1
+    first: bool = False
+
+    def to_headers(self) -> dict[str, str]:
+        """As NATS headers. Worker and incarnation are percent-free ASCII chosen by the bridge."""
+        headers = {
+            _WORKER: self.worker,
+            _RANK: str(self.rank),
+            _INCARNATION: self.incarnation,
+            _SEQ: str(self.seq),
+            _DIALECT: self.dialect,
+        }
+        if self.parts != 1:
+            headers[_PART] = str(self.part)
+            headers[_PARTS] = str(self.parts)
+        if self.first:
+            headers[_FIRST] = "1"
+        return headers
+
+    @classmethod
+    def from_headers(cls, headers: dict[str, str]) -> KvHeaders:
+        """Inverse of `to_headers`. Raises `BadMessageError` when a header is missing or not a number."""
+        try:
+            dialect = headers.get(_DIALECT, "vllm")
+            if dialect not in ("vllm", "sglang"):
+                raise BadMessageError(f"unknown KV dialect {dialect!r}")
+            return cls(
+                worker=headers[_WORKER],
+                rank=int(headers[_RANK]),
+                incarnation=headers[_INCARNATION],
+                seq=int(headers[_SEQ]),
+                dialect=dialect,  # type: ignore[arg-type]
+                part=int(headers.get(_PART, "0")),
+                parts=int(headers.get(_PARTS, "1")),
+                first=headers.get(_FIRST) == "1",
+            )
+        except (KeyError, ValueError) as error:
+            raise BadMessageError(f"KV batch headers: {error!r}") from error
+
+
+class SnapshotRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """``tg.v1.kv.snapshot.<worker>``: an indexer asks a bridge for its index of its engine (JSON)."""
+
+    indexer: str
+
+
+class RankMark(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Up to which batch of which incarnation a snapshot stands for one rank."""
+
+    rank: int
+    incarnation: str
+    seq: int
+
+
+class SnapshotReply(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Object-store ``bucket`` and ``key`` of the dump, its size, and the seq each rank stands for; or ``error``."""
+
+    worker: str
+    bucket: str = ""
+    key: str = ""
+    size_bytes: int = 0
+    marks: tuple[RankMark, ...] = ()
+    error: str | None = None

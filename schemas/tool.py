@@ -1,0 +1,26 @@
+"""``tg.v1.tool.{start,end,error}.<session>``: harness tool events (published by the recorder's intakes)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schemas.base import Fact
+from schemas.session import SessionKey
+
+ToolStatus = Literal["running", "succeeded", "error", "cancelled"]
+
+
+class ToolEvent(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """One tool call's start or end. ``tool_call_id`` is unique within its session only."""
+
+    session: SessionKey
+    session_id: str
+    event: Literal["start", "end", "error"]
+    tool_call_id: str
+    tool_class: str
+    status: ToolStatus
+    started_at_ms: int | None = None
+    ended_at_ms: int | None = None
+    duration_ms: float | None = None
+    error_type: str | None = None
+    inferred: bool = False

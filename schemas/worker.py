@@ -1,0 +1,69 @@
+"""Workers: what a bridge says about its engine, once a second."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schemas.base import Fact, Message
+
+Engine = Literal["vllm", "sglang", "simulated", "unknown"]
+WorkerHealth = Literal["starting", "ready", "unhealthy", "mismatch", "left"]
+"""``mismatch``: its events contradict its profile (block size); placed by load only. ``left``: the last fact."""
+
+
+class RankStream(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The event stream of one rank as the bridge has forwarded it.
+
+    ``incarnation`` changes with each engine restart and each lost history; ``seq`` is the last one forwarded (-1: none
+    yet), so that an indexer notices a lost tail although the engine is idle.
+    """
+
+    rank: int
+    incarnation: str
+    seq: int = -1
+    state: Literal["synced", "catching_up", "blind"] = "synced"
+    reason: str | None = None
+    gaps: int = 0
+    rejected: int = 0
+
+
+class RankLoad(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Scraped load of one rank: requests, and KV use of running requests (0..1)."""
+
+    rank: int
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What an engine is: learned from ``/v1/models``, ``/metrics`` and its events.
+
+    ``block_size`` in tokens (``None``: not known yet), ``kv_tokens`` per rank, ``salt_rule`` names how the engine
+    mixes a salt into its blocks; workers of one pool agree on model, block size and salt rule.
+    """
+
+    url: str
+    model: str
+    models: tuple[str, ...] = ()
+    engine: Engine = "unknown"
+    engine_version: str | None = None
+    ranks: int = 1
+    block_size: int | None = None
+    block_size_from: Literal["events", "metrics", "config", "none"] = "none"
+    kv_tokens: int | None = None
+    max_model_len: int | None = None
+    salt_rule: str = "cache_salt"
+    features: tuple[str, ...] = ()
+
+
+class WorkerState(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """``tg.v1.worker.state.<worker>``: profile, incarnation, load, health; the last one says ``left`` and why."""
+
+    worker: str
+    incarnation: str
+    health: WorkerHealth
+    profile: WorkerProfile
+    reason: str | None = None
+    loads: tuple[RankLoad, ...] = ()
+    streams: tuple[RankStream, ...] = ()

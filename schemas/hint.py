@@ -51,10 +51,14 @@ class ActionResult(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HintResult(Fact, frozen=True, kw_only=True, omit_defaults=True):
-    """``tg.v1.hint.result.<worker>``: the bridge's answer to one envelope."""
+    """``tg.v1.hint.result.<worker>``: the bridge's answer to one envelope.
+
+    ``error``: the command, or an action of it, could not be read; what could not be read has no result.
+    """
 
     worker: str
     rank: int
     session: SessionKey
     message_id: str
     results: tuple[ActionResult, ...]
+    error: str | None = None

@@ -1,0 +1,69 @@
+# The commands of this house. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up demo check test test-unit test-integration test-system test-real compose-test bench lock wheelhouse asyncapi clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+setup: $(STAMP) ## create the virtual environment and install everything at its locked version
+
+$(STAMP): pyproject.toml requirements-dev.lock
+	$(PYTHON) -c 'import sys; sys.exit("Tidegate needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+up: setup ## run the whole system with simulated engines; stays up until Ctrl-C (ARGS="--port 9000" to pass options)
+	$(BIN)/tidegate up $(ARGS)
+
+demo: setup ## one minute: agent sessions through real processes, and the figures
+	$(BIN)/tidegate demo $(ARGS)
+
+check: setup ## format, lint, types, generated files, unit tests (< 15 s of tests)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m schemas.asyncapi --check
+	$(PYTEST) -q tests/unit
+
+test-unit: setup ## pure tests only
+	$(PYTEST) -q tests/unit
+
+test-integration: setup ## one room at a time, with a real nats-server and the simulated engine
+	$(PYTEST) -q tests/integration
+
+test-system: setup ## the whole system: demo, up, kill -9 of everything
+	$(PYTEST) -q tests/system -m "not compose"
+
+test: setup ## everything that needs no Docker and no real engine (< 10 minutes on 2 cores)
+	$(PYTEST) -q tests/unit
+	$(PYTEST) -q tests/integration tests/system -m "not compose and not real"
+
+test-real: setup ## real engines, pools and peers' packages, where they are installed
+	$(PYTEST) -q tests -m real -rs
+
+compose-test: setup ## build the images, `compose up`, the demo's client against it, kill and heal, `down`
+	$(PYTEST) -q tests/system/test_compose.py -m compose -s
+
+bench: setup ## benchmarks; each prints one JSON object last
+	$(BIN)/python -m load.bench all --json
+
+wheelhouse: setup ## wheels for an image build without network
+	$(BIN)/python -m deploy.standins wheelhouse
+
+asyncapi: setup ## regenerate asyncapi.yaml from schemas/
+	$(BIN)/python -m schemas.asyncapi
+
+lock: setup ## resolve requirements.lock and requirements-dev.lock again (needs `uv`)
+	uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --no-header -o requirements.lock
+	uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --no-header --extra dev -o requirements-dev.lock
+
+clean: ## remove the virtual environment and everything generated
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .tidegate dist build

@@ -1,0 +1,1 @@
+"""How it is deployed: the image, the compose file's helpers, the bus configuration."""

@@ -1,0 +1,165 @@
+"""An HTTP/1.1 server over httptools: one handler per request, streaming answers, bounds on everything a client sends.
+
+server = HttpServer(handler)          # async def handler(request: Request, responder: Responder) -> None
+await server.start("127.0.0.1", 0)
+...
+await server.close(drain_s=10)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+
+from web.headers import Headers
+from web.server_connection import ErrorAnswer, Refusal, Request, Responder, ServerConnection, ServerLimits
+
+__all__ = ["ErrorAnswer", "Handler", "Headers", "HttpServer", "Request", "Responder", "ServerLimits"]
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Responder], Awaitable[None]]
+
+
+def json_error(status: int, reason: str, target: str) -> tuple[Headers, bytes]:
+    """The answer to what never reaches a handler, unless the server was given another."""
+    body = json.dumps({"error": {"message": reason.replace("_", " "), "type": reason, "code": status}})
+    return [(b"content-type", b"application/json")], body.encode()
+
+
+class HttpServer:
+    """Serves ``handler``. What it raises is logged, counted in `failures` and answered with 500 (or a cut stream)."""
+
+    def __init__(
+        self, handler: Handler, limits: ServerLimits | None = None, error_answer: ErrorAnswer = json_error
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        self.draining = False
+        self.failures = 0
+        self.refusals: dict[str, int] = {}
+        self._handler = handler
+        self._error_answer = error_answer
+        self._connections: set[ServerConnection] = set()
+        self._tasks: dict[asyncio.Task[None], ServerConnection] = {}
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._emptied = asyncio.Event()
+
+    async def start(self, host: str, port: int, reuse_port: bool = False) -> None:
+        """Listen. ``port`` 0 picks one (see `port`). Raises `OSError` when the address is taken."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: ServerConnection(self), host, port, backlog=2048, reuse_port=reuse_port or None
+        )
+        self._sweep_later()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        assert self._server is not None, "not started"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose handler runs."""
+        return len(self._tasks)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Stop accepting, close what is idle, let running requests end for ``drain_s``, then cut what is left."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            if connection.idle:
+                connection.close()
+        if self._tasks and drain_s > 0:
+            await asyncio.wait(list(self._tasks), timeout=drain_s)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)
+        await self._let_go(0.5)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._let_go(1.0)
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    async def _let_go(self, timeout_s: float) -> None:
+        """Wait until every connection is closed, at most ``timeout_s``; finished answers are still being sent."""
+        if not self._connections:
+            return
+        for connection in list(self._connections):
+            if connection.idle:
+                connection.close()
+        self._emptied.clear()
+        try:
+            await asyncio.wait_for(self._emptied.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    # What a connection asks
+
+    def opened(self, connection: ServerConnection) -> None:
+        self._connections.add(connection)
+        if self.draining:
+            connection.close()
+        elif len(self._connections) > self.limits.connections:
+            self.refusals["too_many_connections"] = self.refusals.get("too_many_connections", 0) + 1
+            connection.abort()
+
+    def closed(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._emptied.set()
+
+    def refusal(self, refusal: Refusal) -> tuple[Headers, bytes]:
+        self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
+        return self._error_answer(refusal.status, refusal.reason, refusal.target)
+
+    def serve(self, connection: ServerConnection, request: Request, responder: Responder) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(request, responder))
+        self._tasks[task] = connection
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _run(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._handler(request, responder)
+        except asyncio.CancelledError:
+            responder.abort()
+            raise
+        except Exception:
+            # The border of the program: a handler's bug ends this request, is counted, and ends nothing else.
+            self.failures += 1
+            log.exception("the handler of %s %s failed", request.method, request.path)
+        if responder.finished:
+            return
+        if responder.started or responder.gone.is_set():
+            responder.abort()
+            return
+        headers, body = self._error_answer(500, "internal_error", request.target)
+        responder.send(500, headers, body)
+
+    # Deadlines: one timer for all connections
+
+    def _sweep_later(self) -> None:
+        limits = self.limits
+        shortest = min(
+            limits.header_timeout_s, limits.body_timeout_s, limits.keepalive_s, limits.stall_timeout_s, limits.linger_s
+        )
+        self._sweep = asyncio.get_running_loop().call_later(min(1.0, shortest / 4), self._sweep_now)
+
+    def _sweep_now(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections):
+            connection.check(now)
+        self._sweep_later()

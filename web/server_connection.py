@@ -1,0 +1,424 @@
+"""One client connection of `web.server.HttpServer`: bytes in, requests out, answers back, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import httptools
+
+from web import headers as head_lines
+from web.headers import BODILESS, Headers, find
+
+ErrorAnswer = Callable[[int, str, str], tuple[Headers, bytes]]
+"""(status, reason, target) to the headers and body of an answer that the server gives by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Bounds of one server. Sizes in bytes, times in seconds.
+
+    ``header_timeout_s`` runs from a request's first byte (or the accept) to the end of its headers, ``body_timeout_s``
+    between two reads of its body, ``keepalive_s`` between two requests, ``stall_timeout_s`` while a client does not
+    read its answer. ``pipelined``: requests that may wait behind one being answered; those after them are
+    not answered (the connection is closed, which HTTP allows).
+    """
+
+    header_bytes: int = 65_536
+    body_bytes: int = 32 * 1024 * 1024
+    keepalive_s: float = 75.0
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    stall_timeout_s: float = 120.0
+    linger_s: float = 2.0
+    connections: int = 20_000
+    pipelined: int = 8
+    write_high_bytes: int = 262_144
+
+
+class Request:
+    """One request, read whole. ``headers`` in wire order and spelling; ``query`` without its ``?``."""
+
+    __slots__ = ("body", "headers", "http_version", "keep_alive", "method", "path", "peer", "query", "target")
+
+    def __init__(self, method: str, target: str, headers: Headers, http_version: str, body: bytes, peer: str) -> None:
+        self.method = method
+        self.target = target
+        origin_form = target
+        if not target.startswith("/") and "://" in target:
+            origin_form = "/" + target.split("://", 1)[1].partition("/")[2]
+        self.path, _, self.query = origin_form.partition("?")
+        self.headers = headers
+        self.http_version = http_version
+        self.body = body
+        self.peer = peer
+        self.keep_alive = True
+
+    def header(self, name: str) -> bytes | None:
+        """The first value of ``name``, in whatever case it came, or ``None``."""
+        return find(self.headers, name.lower().encode("latin-1"))
+
+
+class Refusal:
+    """A request that cannot be served: the answer the server gives itself before it closes the connection."""
+
+    __slots__ = ("reason", "status", "target")
+
+    def __init__(self, status: int, reason: str, target: str) -> None:
+        self.status = status
+        self.reason = reason
+        self.target = target
+
+
+class ServerSide(Protocol):
+    """What a connection asks of its server."""
+
+    limits: ServerLimits
+    draining: bool
+
+    def serve(self, connection: ServerConnection, request: Request, responder: Responder) -> None: ...
+    def opened(self, connection: ServerConnection) -> None: ...
+    def closed(self, connection: ServerConnection) -> None: ...
+    def refusal(self, refusal: Refusal) -> tuple[Headers, bytes]: ...
+
+
+class Responder:
+    """The answer to one request: `send` it whole, or `start`, `write` and `finish` it.
+
+    ``started``: its head is on the way. ``finished``: complete or cut. ``gone``: set when the client went away.
+    Calls after the client went away do nothing.
+    """
+
+    __slots__ = ("_chunked", "_connection", "_keep_alive", "_silent", "finished", "gone", "request", "started")
+
+    def __init__(self, connection: ServerConnection, request: Request) -> None:
+        self._connection = connection
+        self.request = request
+        self._keep_alive = request.keep_alive
+        self._chunked = False
+        self._silent = request.method == "HEAD"
+        self.started = False
+        self.finished = False
+        self.gone = asyncio.Event()
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        if self.started:
+            raise RuntimeError("the answer has already begun")
+        if self._connection.server.draining:
+            self._keep_alive = False
+        if not self._keep_alive:
+            headers = [*headers, (b"connection", b"close")]
+        elif self.request.http_version == "1.0":
+            headers = [*headers, (b"connection", b"keep-alive")]
+        return head_lines.lines(head_lines.status_line(status), headers)
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """A complete answer; the content length is added. Raises `BadHeaderError`."""
+        if status in BODILESS:
+            body = b""
+        elif find(headers, b"content-length") is None:
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        head = self._head(status, headers)
+        self.started = True
+        self._connection.write(head if self._silent else head + body)
+        self._end()
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The head of a streaming answer: chunked, unless ``headers`` name a content length."""
+        chunked = False
+        if find(headers, b"content-length") is None and status not in BODILESS:
+            if self.request.http_version == "1.1":
+                headers = [*headers, (b"transfer-encoding", b"chunked")]
+                chunked = True
+            else:
+                self._keep_alive = False
+        head = self._head(status, headers)
+        self._chunked = chunked
+        self.started = True
+        self._connection.write(head)
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body. Never blocks; see `drain`."""
+        if not data or self._silent or self.finished:
+            return
+        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    async def drain(self) -> None:
+        """Wait while the client reads slower than we write; returns at once when it is gone."""
+        await self._connection.drain()
+
+    @property
+    def congested(self) -> bool:
+        """More is waiting to be sent than the high-water mark."""
+        return self._connection.congested
+
+    def finish(self) -> None:
+        """The body is complete."""
+        if self.finished:
+            return
+        if self._chunked and not self._silent:
+            self._connection.write(b"0\r\n\r\n")
+        self._end()
+
+    def abort(self) -> None:
+        """Cut the connection, so that the client sees an incomplete answer."""
+        self.finished = True
+        self._connection.abort()
+
+    def _end(self) -> None:
+        self.finished = True
+        self._connection.answered(self._keep_alive)
+
+
+class ServerConnection(asyncio.Protocol):
+    """Parses with httptools; one request is served at a time, a few more may wait behind it."""
+
+    def __init__(self, server: ServerSide) -> None:
+        self.server = server
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._peer = ""
+        self._queue: deque[Request | Refusal] = deque()
+        self._serving: Responder | None = None
+        self._deaf = False
+        self._head_bytes = 0
+        self._in_head = True
+        self._target = b""
+        self._headers: Headers = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._queued_bytes = 0
+        self._drained: asyncio.Future[None] | None = None
+        self.congested = False
+        self._deadline: float | None = None
+        self._stall_deadline: float | None = None
+        self._waiting_for = "header"
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self.server.limits.write_high_bytes)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        self._expect("header", self.server.limits.header_timeout_s)
+        self.server.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if self._waiting_for == "keepalive":
+            self._expect("header", self.server.limits.header_timeout_s)
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Served as plain HTTP/1.1 (the upgrade is ours to ignore); what follows on the wire is not for us.
+            self._deaf = True
+        except httptools.HttpParserError:
+            if not self._deaf:
+                self._refuse(400, "malformed_request")
+        if not self._deaf and self._in_head and self._head_bytes > self.server.limits.header_bytes:
+            self._refuse(431, "headers_too_large")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._deaf = True
+        self._transport = None
+        self._deadline = self._stall_deadline = None
+        self._queue.clear()
+        self._wake()
+        if self._serving is not None:
+            self._serving.gone.set()
+        self.server.closed(self)
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        self._stall_deadline = asyncio.get_running_loop().time() + self.server.limits.stall_timeout_s
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        self._stall_deadline = None
+        self._wake()
+
+    # The parser's side
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._deaf:
+            return
+        limits = self.server.limits
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if size > limits.header_bytes:
+            self._refuse(431, "headers_too_large")
+            return
+        length = find(self._headers, b"content-length")
+        if length is not None and int(length) > limits.body_bytes:
+            self._refuse(413, "body_too_large")
+            return
+        self._expect("body", limits.body_timeout_s)
+        expect = find(self._headers, b"expect")
+        if expect is not None and expect.lower() == b"100-continue" and self._serving is None:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._deaf:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes + self._queued_bytes > self.server.limits.body_bytes:
+            self._refuse(413, "body_too_large")
+            return
+        self._body.append(body)
+        self._expect("body", self.server.limits.body_timeout_s)
+
+    def on_message_complete(self) -> None:
+        if self._deaf:
+            return
+        if len(self._queue) >= self.server.limits.pipelined:
+            self._deaf = True
+            return
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        request = Request(
+            self._parser.get_method().decode("ascii"),
+            self._target.decode("latin-1"),
+            self._headers,
+            self._parser.get_http_version(),
+            body,
+            self._peer,
+        )
+        request.keep_alive = self._parser.should_keep_alive()
+        if not request.keep_alive:
+            self._deaf = True
+        self._reset()
+        self._queued_bytes += len(body)
+        self._queue.append(request)
+        self._next()
+
+    # Our side
+
+    def _reset(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._target = b""
+        self._headers = []
+        self._body = []
+        self._body_bytes = 0
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self._deaf = True
+        self._queue.append(Refusal(status, reason, self._target.decode("latin-1")))
+        self._reset()
+        self._next()
+
+    def _next(self) -> None:
+        """Serve what waits, when nothing is being served."""
+        if self._serving is not None or not self._queue or self._transport is None:
+            return
+        waiting = self._queue.popleft()
+        if isinstance(waiting, Refusal):
+            headers, body = self.server.refusal(waiting)
+            answer = [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            self.write(head_lines.lines(head_lines.status_line(waiting.status), answer) + body)
+            self._linger()
+            return
+        self._queued_bytes -= len(waiting.body)
+        self._expect("", None)
+        self._serving = responder = Responder(self, waiting)
+        self.server.serve(self, waiting, responder)
+
+    def _linger(self) -> None:
+        """Say that we are done and read the client out, so that it sees our answer and not a reset."""
+        if self._transport is None:
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._expect("linger", self.server.limits.linger_s)
+
+    def _expect(self, what: str, within_s: float | None) -> None:
+        self._waiting_for = what
+        self._deadline = None if within_s is None else asyncio.get_running_loop().time() + within_s
+
+    def check(self, now: float) -> None:
+        """Act on what is overdue: refuse a slow request, cut a client that does not read, close the rest."""
+        if self._stall_deadline is not None and self._stall_deadline <= now:
+            self.abort()
+            return
+        if self._deadline is None or self._deadline > now:
+            return
+        self._deadline = None
+        if self._waiting_for == "header" and self._head_bytes == 0:
+            self.close()
+        elif self._waiting_for in ("header", "body"):
+            self._refuse(408, "request_timeout")
+        elif self._waiting_for == "keepalive":
+            self.close()
+        else:
+            self.abort()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being read, answered or waiting."""
+        return self._serving is None and not self._queue and self._head_bytes == 0 and self._in_head
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        if not self.congested or self._transport is None:
+            return
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._drained)
+
+    def _wake(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    def answered(self, keep_alive: bool) -> None:
+        """The answer being served is complete."""
+        self._serving = None
+        if self._transport is None:
+            return
+        if not keep_alive or (self._deaf and not self._queue):
+            self._deaf = True
+            self._queue.clear()
+            self.close()
+            return
+        if self._head_bytes == 0 and self._in_head:
+            self._expect("keepalive", self.server.limits.keepalive_s)
+        elif self._in_head:
+            self._expect("header", self.server.limits.header_timeout_s)
+        else:
+            self._expect("body", self.server.limits.body_timeout_s)
+        if self._queue:
+            # Not from inside the handler of the answer before: a long pipeline must not deepen the stack.
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def close(self) -> None:
+        """Close once everything written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,1 @@
+"""The recorder's I/O: the durable consumer of the trace stream, and the sinks."""

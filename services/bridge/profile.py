@@ -1,0 +1,193 @@
+"""What an engine says about itself over HTTP: ``/v1/models``, ``/metrics``, ``/version``, ``/server_info``.
+
+Names of metrics: spec engine-events §3 (vLLM, label ``engine`` is the rank) and §5 (SGLang, label ``dp_rank``; series
+are split by ``priority``, of which the empty one is the whole).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from schemas.worker import Engine, RankLoad
+from services.bridge.errors import ScrapeError
+
+_CACHE_CONFIG = "vllm:cache_config_info"
+_START_TIME = "process_start_time_seconds"
+_LOAD_FIELDS: dict[str, str] = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:gpu_cache_usage_perc": "kv_usage",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_usage",
+}
+_SGLANG_BLOCK_SIZE = "sglang:page_size"
+_SGLANG_KV_TOKENS = "sglang:max_total_num_tokens"
+_WANTED = frozenset({_CACHE_CONFIG, _START_TIME, _SGLANG_BLOCK_SIZE, _SGLANG_KV_TOKENS, *_LOAD_FIELDS})
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReport:
+    """What ``/metrics`` said. ``started_at``: Unix seconds of the engine's process, as the engine prints it."""
+
+    engine: Engine = "unknown"
+    started_at: float | None = None
+    block_size: int | None = None
+    kv_tokens: int | None = None
+    loads: tuple[RankLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReport:
+    """What ``/v1/models`` said; ``model`` is the first one, ``engine`` a guess from its owner."""
+
+    model: str
+    models: tuple[str, ...]
+    max_model_len: int | None = None
+    engine: Engine = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What SGLang's ``/server_info`` said, as far as it matters here."""
+
+    version: str | None = None
+    block_size: int | None = None
+    kv_tokens: int | None = None
+    ranks: int | None = None
+
+
+@dataclass(slots=True)
+class _Ranks:
+    """Load per rank while it is being collected."""
+
+    values: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, rank: int, name: str, value: float) -> None:
+        self.values.setdefault(rank, {})[name] = value
+
+    def loads(self) -> tuple[RankLoad, ...]:
+        return tuple(
+            RankLoad(
+                rank=rank,
+                running=int(values.get("running", 0)),
+                waiting=int(values.get("waiting", 0)),
+                kv_usage=values.get("kv_usage", 0.0),
+            )
+            for rank, values in sorted(self.values.items())
+        )
+
+
+def parse_metrics(text: str) -> MetricsReport:
+    """Read the few series we want out of a page of Prometheus text. Raises `ScrapeError` where it is not one."""
+    engine: Engine = "unknown"
+    started_at: float | None = None
+    block_size: int | None = None
+    kv_tokens: int | None = None
+    ranks = _Ranks()
+    try:
+        for family in text_string_to_metric_families("\n".join(_wanted_lines(text)) + "\n"):
+            for sample in family.samples:
+                name, labels, value = sample.name, sample.labels, float(sample.value)
+                if name.startswith("vllm:"):
+                    engine = "vllm"
+                elif name.startswith("sglang:"):
+                    engine = "sglang"
+                if name == _START_TIME:
+                    started_at = value
+                elif name == _CACHE_CONFIG:
+                    block_size = _whole(labels.get("block_size"))
+                    blocks = _whole(labels.get("num_gpu_blocks"))
+                    told = _whole(labels.get("kv_cache_size_tokens"))
+                    kv_tokens = told or (blocks * block_size if blocks and block_size else None)
+                elif name == _SGLANG_BLOCK_SIZE:
+                    block_size = int(value) or None
+                elif name == _SGLANG_KV_TOKENS and _is_whole_series(labels):
+                    kv_tokens = int(value) or None
+                elif name in _LOAD_FIELDS and _is_whole_series(labels):
+                    ranks.add(_rank(labels), _LOAD_FIELDS[name], value)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ScrapeError("bad_answer", f"/metrics is not Prometheus text: {error}") from error
+    return MetricsReport(engine, started_at, block_size, kv_tokens, ranks.loads())
+
+
+def _wanted_lines(text: str) -> Iterable[str]:
+    """Only the lines we read: an engine prints hundreds of histogram buckets, and parsing them costs milliseconds."""
+    for line in text.splitlines():
+        if line[:1] == "#":
+            continue
+        end = min((at for at in (line.find("{"), line.find(" ")) if at >= 0), default=-1)
+        if end > 0 and line[:end] in _WANTED:
+            yield line
+
+
+def _is_whole_series(labels: Mapping[str, str]) -> bool:
+    return not labels.get("priority") and labels.get("tp_rank", "0") in ("0", "")
+
+
+def _rank(labels: Mapping[str, str]) -> int:
+    return _whole(labels.get("engine") or labels.get("dp_rank") or "0") or 0
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def parse_models(body: bytes) -> ModelsReport:
+    """Read ``/v1/models``. Raises `ScrapeError` where it names no model."""
+    entries = _json_object(body, "/v1/models").get("data")
+    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    names = tuple(entry["id"] for entry in found if isinstance(entry.get("id"), str) and entry["id"])
+    if not names:
+        raise ScrapeError("bad_answer", "/v1/models names no model")
+    longest = found[0].get("max_model_len")
+    owner = found[0].get("owned_by")
+    return ModelsReport(
+        model=names[0],
+        models=names,
+        max_model_len=longest if isinstance(longest, int) else None,
+        engine=_OWNERS.get(owner, "unknown") if isinstance(owner, str) else "unknown",
+    )
+
+
+_OWNERS: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "tidegate": "simulated"}
+
+
+def parse_version(body: bytes) -> str | None:
+    """Read ``/version`` (vLLM): ``{"version": "0.32.0"}``. Raises `ScrapeError`."""
+    version = _json_object(body, "/version").get("version")
+    return version if isinstance(version, str) else None
+
+
+def parse_server_info(body: bytes) -> ServerInfo:
+    """Read ``/server_info`` (SGLang). Raises `ScrapeError`."""
+    told = _json_object(body, "/server_info")
+    events = told.get("kv_events")
+    block_size = events.get("block_size") if isinstance(events, dict) else None
+    version = told.get("version")
+    return ServerInfo(
+        version=version if isinstance(version, str) else None,
+        block_size=_positive(block_size) or _positive(told.get("page_size")),
+        kv_tokens=_positive(told.get("max_total_num_tokens")),
+        ranks=_positive(told.get("dp_size")),
+    )
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _json_object(body: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ScrapeError("bad_answer", f"{what} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ScrapeError("bad_answer", f"{what} is not a JSON object")
+    return value

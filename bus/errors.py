@@ -4,6 +4,7 @@ BusError
 ├── NotConnectedError     the server is away (nobody's fault here; retry)
 ├── NoRespondersError     nobody answers this question (the other service is down)
 ├── BusTimeoutError       no answer within the deadline
+├── AnswerFailedError     the service that answers raised (its fault)
 ├── PayloadTooLargeError  the message is larger than the server takes (our fault; checked before publishing)
 ├── StreamError           JetStream, KV or object store refused
 │   ├── WrongRevisionError  compare-and-set lost
@@ -46,6 +47,17 @@ class BusTimeoutError(BusError):
         super().__init__(f"no answer on {subject} within {timeout_s:g} s")
         self.subject = subject
         self.timeout_s = timeout_s
+
+
+class AnswerFailedError(BusError):
+    """The handler on the other side raised; it said so instead of an answer."""
+
+    reason = "answer_failed"
+
+    def __init__(self, subject: str, problem: str) -> None:
+        super().__init__(f"{subject} was answered with an error: {problem}")
+        self.subject = subject
+        self.problem = problem
 
 
 class PayloadTooLargeError(BusError):

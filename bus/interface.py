@@ -6,23 +6,23 @@ arrival; what they raise is counted and logged, never lost silently, and ends no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class BusMessage:
+
+class BusMessage(msgspec.Struct, frozen=True):
     """One message as received. ``reply`` is the subject to answer on, empty for facts."""
 
     subject: str
     payload: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     reply: str = ""
 
 
 Handler = Callable[[BusMessage], None]
-AsyncHandler = Callable[[BusMessage], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,7 @@ class Subscription(Protocol):
         """Stop; nothing is delivered after it returns."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRow:
+class StoredRow(msgspec.Struct, frozen=True):
     """One message of a stream, with its place in it; acknowledge with `Consumer.ack`."""
 
     subject: str
@@ -153,6 +152,10 @@ class Bus(Protocol):
     def connected(self) -> bool: ...
 
     @property
+    def serving(self) -> tuple[str, ...]:
+        """Names under which this connection answers `serve`d endpoints now."""
+
+    @property
     def max_payload(self) -> int:
         """Bytes that one message may carry (headers included)."""
 
@@ -175,7 +178,8 @@ class Bus(Protocol):
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> BusMessage:
-        """One answer. Raises `NoRespondersError` at once, `BusTimeoutError`, `NotConnectedError`."""
+        """One answer. Raises `NoRespondersError` at once, `BusTimeoutError`, `NotConnectedError`,
+        `AnswerFailedError` when the handler on the other side raised."""
 
     def request_many(
         self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
@@ -200,6 +204,9 @@ class Bus(Protocol):
     async def key_value(self, bucket: str, *, ttl_s: float | None = None) -> KeyValue: ...
 
     async def objects(self, bucket: str) -> ObjectStore: ...
+
+    async def wait_lost(self) -> str:
+        """Ends with the reason when the connection is gone for good (access revoked), not when it reconnects."""
 
     async def close(self) -> None:
         """Flush and disconnect. Nothing is delivered after it returns."""

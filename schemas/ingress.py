@@ -8,7 +8,8 @@ from schemas.session import RequestKind, SessionIdentity
 
 
 class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """One accepted request of this ingress; ``worker`` and ``grant_id`` once it is placed."""
+    """One accepted request of this ingress; ``worker``, ``grant_id``, ``attempt`` and ``predicted_cached_tokens`` once it
+    is placed."""
 
     request_id: str
     model: str
@@ -22,6 +23,8 @@ class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     grant_epoch: int | None = None
     mode: DecisionMode | None = None
     input_tokens: int = 0
+    attempt: int = 0
+    predicted_cached_tokens: int = 0
 
 
 class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):

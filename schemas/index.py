@@ -26,12 +26,14 @@ class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """``tg.v1.index.match`` (MessagePack): who holds how much of this chain?
 
     ``chain``: chain hashes of the prompt's full blocks, u64 little-endian back to back (8 bytes a block).
+    ``session``: whose turn it is, so that the indexer can say later where that session's prefix is.
     """
 
     model: str
     block_size: int
     chain: bytes
     salt_rule: str = "cache_salt"
+    session: SessionKey | None = None
 
 
 class TierBlocks(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bus.errors import SettingsError
 from bus.settings import CommonSettings
 from bus.subjects import TRACE_SUBJECTS
 
@@ -38,15 +37,15 @@ class RecorderSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         if not self.sinks:
-            raise SettingsError("sinks", 'name at least one sink, "file" or "stdout"')
+            raise ValueError('sinks must name at least one of "file" and "stdout"')
         if not self.prefix or "/" in self.prefix:
-            raise SettingsError("prefix", "must be a file name's beginning, without '/'")
+            raise ValueError("prefix must be a file name's beginning, without '/'")
         if not self.durable:
-            raise SettingsError("durable", "must not be empty")
+            raise ValueError("durable must not be empty")
         for key in ("fetch_rows", "flush_bytes", "flush_interval_ms", "roll_bytes", "recent_rows"):
             if getattr(self, key) < 1:
-                raise SettingsError(key, "must be at least 1")
+                raise ValueError(f"{key} must be at least 1")
         if self.roll_lines < 0:
-            raise SettingsError("roll_lines", "must be 0 (no limit) or more")
+            raise ValueError("roll_lines must be 0 (no limit) or more")
         if self.ack_wait_s * 1000 < 5 * self.flush_interval_ms:
-            raise SettingsError("ack_wait_s", "must be at least five flush intervals, or rows come again while they wait")
+            raise ValueError("ack_wait_s must be at least five flush intervals, or rows come again while they wait")

@@ -35,7 +35,12 @@ class RecorderCore:
     ``written`` the fingerprints found in earlier segments, oldest first."""
 
     def __init__(
-        self, rules: RollingRules, first_segment: int, opened_s: float, written: Iterable[bytes] = (), window: int = 65_536
+        self,
+        rules: RollingRules,
+        first_segment: int,
+        opened_s: float,
+        written: Iterable[bytes] = (),
+        window: int = 65_536,
     ) -> None:
         self._rules = rules
         self._opened_s = opened_s

@@ -1,0 +1,65 @@
+"""When a child that ended is started again: back-off, and giving up on a crash loop. Pure.
+
+The delay starts at ``first_delay_s`` and grows by ``factor`` with each exit up to ``max_delay_s``; a child that ran for
+``steady_s`` starts afresh. ``max_exits`` exits without a steady run are a crash loop: it is left alone, and its owner
+told. An exit with code 2 is a wrong setting, which no restart heals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+WRONG_SETTING_EXIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRules:
+    """Times in seconds."""
+
+    first_delay_s: float = 0.2
+    factor: float = 2.0
+    max_delay_s: float = 5.0
+    steady_s: float = 10.0
+    max_exits: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is remembered of one child: when it was started last, exits without a steady run since, all restarts."""
+
+    started_at: float = 0.0
+    exits: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again after this many seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Leave it; the sentence says why."""
+
+    reason: Literal["wrong_setting", "crash_loop"]
+    message: str
+
+
+def started(history: History, now: float) -> History:
+    """The child was started at ``now``."""
+    return replace(history, started_at=now)
+
+
+def exited(history: History, code: int, now: float, rules: RestartRules) -> tuple[History, Restart | GiveUp]:
+    """The child ended with ``code`` (negative: killed by that signal) although nobody asked it to."""
+    if code == WRONG_SETTING_EXIT:
+        return history, GiveUp("wrong_setting", "it refused its settings (exit code 2)")
+    exits = 1 if now - history.started_at >= rules.steady_s else history.exits + 1
+    history = replace(history, exits=exits)
+    if exits >= rules.max_exits:
+        return history, GiveUp("crash_loop", f"it ended {exits} times without running {rules.steady_s:g} s")
+    delay_s = min(rules.max_delay_s, rules.first_delay_s * rules.factor ** (exits - 1))
+    return replace(history, restarts=history.restarts + 1), Restart(delay_s)

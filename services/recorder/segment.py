@@ -52,12 +52,12 @@ def one_line(row: bytes) -> bytes:
 
 
 def wrap(row: bytes, timestamp_ms: int) -> bytes:
-    """One line of a segment, with its line end. ``row`` comes from `one_line`; ``timestamp_ms`` since the sink opened."""
+    """One line of a segment, with its line end. ``row`` as `one_line` returns it; ``timestamp_ms`` since the opening."""
     return b"%s%d%s%s%s\n" % (_OPEN, timestamp_ms, _EVENT, row, _CLOSE)
 
 
 def unwrap(line: bytes) -> bytes:
-    """The row of a line, bare or in its envelope. Raises `SegmentError` for a line that starts an envelope and ends none."""
+    """The row of a line, bare or in its envelope. Raises `SegmentError` for half an envelope."""
     line = line.strip()
     if not line.startswith(_OPEN):
         return line

@@ -39,16 +39,16 @@ class RecorderService:
         if "file" in settings.sinks:
             self._file = FileSink(Path(settings.directory), settings.prefix, settings.fsync)
         self._stdout = "stdout" in settings.sinks
-        self._core: RecorderCore | None = None
         self._consumer: Consumer | None = None
         self._trouble: str | None = "opening"
         self._stopping = asyncio.Event()
-        self._drained = asyncio.Event()
+        self._recording: asyncio.Task[None] | None = None
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Open the sink, resume the consumer. Raises `SettingsError` for a directory or prefix that cannot be used."""
         settings = self._settings
-        first_segment, written = 0, ()
+        first_segment = 0
+        written: tuple[bytes, ...] = ()
         if self._file is not None:
             try:
                 recovered = await asyncio.to_thread(self._file.open, settings.recent_rows)
@@ -65,10 +65,10 @@ class RecorderService:
             roll_bytes=settings.roll_bytes,
             roll_lines=settings.roll_lines,
         )
-        self._core = RecorderCore(rules, first_segment, time.time(), written, settings.recent_rows)
+        core = RecorderCore(rules, first_segment, time.time(), written, settings.recent_rows)
         self._consumer = await bus.consume(settings.durable, settings.filter_subject, ack_wait_s=settings.ack_wait_s)
         self._trouble = None
-        tasks.start("record", self._record(self._core, self._consumer))
+        self._recording = tasks.start("record", self._record(core, self._consumer))
 
     def not_ready(self) -> str | None:
         return self._trouble
@@ -76,12 +76,10 @@ class RecorderService:
     async def stop(self, timeout_s: float) -> None:
         """Take what the stream still holds, flush, acknowledge, close the segment."""
         self._stopping.set()
-        if self._core is not None:
-            try:
-                async with asyncio.timeout(timeout_s * 0.9):
-                    await self._drained.wait()
-            except TimeoutError:
-                log.error("drain_timed_out", timeout_s=timeout_s, rows_waiting=self._core.waiting_rows)
+        if self._recording is not None:
+            _, late = await asyncio.wait({self._recording}, timeout=timeout_s * 0.9)
+            if late:
+                log.error("drain_timed_out", timeout_s=timeout_s)
         if self._consumer is not None:
             await self._consumer.close()
         if self._file is not None:
@@ -95,7 +93,6 @@ class RecorderService:
         while rows := await self._fetch(consumer, _DRAIN_FETCH_S):
             await self._handle(core, consumer, rows)
         await self._perform(core, consumer, core.handle(StopAsked(), time.time()))
-        self._drained.set()
 
     async def _fetch(self, consumer: Consumer, timeout_s: float) -> list[StoredRow]:
         """Rows, or nothing. A bus that is away is waited for; the bus layer says when it is gone for good."""
@@ -137,7 +134,7 @@ class RecorderService:
             except SinkError as error:
                 metrics.FAILED_WRITES.inc()
                 self._trouble = f"{error.reason}: {error}"
-                log.error("write_failed", reason=error.reason, detail=str(error), segment=effect.segment)
+                log.warning("write_failed", reason=error.reason, detail=str(error), segment=effect.segment)
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._trouble = None

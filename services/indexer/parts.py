@@ -1,0 +1,74 @@
+"""Batches that came in parts (larger than one bus message), put together again.
+
+The parts of one batch follow each other on one subject, 0 first. A part that does not follow throws the unfinished
+batch away and is counted; the hole in the sequence that it leaves is then noticed and repaired like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.kv import KvHeaders
+
+MAX_PARTS = 64
+"""Parts of one batch; more is taken for a broken sender (64 x 8 MiB)."""
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    incarnation: str
+    seq: int
+    parts: int
+    pieces: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PartsAssembler:
+    """At most one unfinished batch per (worker, rank). ``discarded`` counts the batches thrown away."""
+
+    discarded: int = 0
+    _open: dict[tuple[str, int], _Unfinished] = field(default_factory=dict)
+
+    def add(self, headers: KvHeaders, payload: bytes) -> bytes | None:
+        """One message; the whole batch once it is complete, else ``None``."""
+        key = (headers.worker, headers.rank)
+        waiting = self._open.get(key)
+        if headers.parts == 1:
+            if waiting is not None:
+                self._discard(key)
+            return payload
+        if headers.part == 0:
+            if waiting is not None:
+                self._discard(key)
+            if not 1 < headers.parts <= MAX_PARTS:
+                self.discarded += 1
+                return None
+            self._open[key] = _Unfinished(headers.incarnation, headers.seq, headers.parts, [payload])
+            return None
+        if waiting is None:
+            # The batch was thrown away at an earlier part (or its start was lost); one count per batch.
+            self.discarded += headers.part == headers.parts - 1
+            return None
+        follows = (waiting.incarnation, waiting.seq, waiting.parts, len(waiting.pieces)) == (
+            headers.incarnation,
+            headers.seq,
+            headers.parts,
+            headers.part,
+        )
+        if not follows:
+            self._discard(key)
+            return None
+        waiting.pieces.append(payload)
+        if len(waiting.pieces) < waiting.parts:
+            return None
+        del self._open[key]
+        return b"".join(waiting.pieces)
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone; so are its unfinished batches."""
+        for key in [key for key in self._open if key[0] == worker]:
+            del self._open[key]
+
+    def _discard(self, key: tuple[str, int]) -> None:
+        del self._open[key]
+        self.discarded += 1

@@ -1,0 +1,101 @@
+"""What the indexer knows of sessions: where each one's prefix ended last.
+
+Learned from the questions that name a session (`MatchRequest.session`, so the chain is exact) and from decisions (which
+worker, which parent). Kept for the most recently seen sessions, within a bound of sessions and of chain bytes; the
+oldest go first. A session that only decisions have named has no frontier yet.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.session import SessionKey
+
+HASH_BYTES = 8
+
+
+@dataclass(slots=True)
+class KnownSession:
+    """One session. ``chain``: chain hashes (u64 little-endian) of its longest last prompt; ``worker``: the last one."""
+
+    session: SessionKey
+    model: str = ""
+    block_size: int = 0
+    chain: bytes = b""
+    parent: SessionKey | None = None
+    worker: str | None = None
+    rank: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the chain."""
+        return len(self.chain) // HASH_BYTES
+
+    @property
+    def frontier(self) -> str | None:
+        """Hex of the last block's chain hash."""
+        if not self.chain:
+            return None
+        return f"{int.from_bytes(self.chain[-HASH_BYTES:], 'little'):016x}"
+
+
+class SessionTable:
+    """Bounded map of sessions, least recently seen first out. ``evicted`` counts what the bounds cost."""
+
+    def __init__(self, max_sessions: int, max_chain_bytes: int) -> None:
+        self._max_sessions = max_sessions
+        self._max_chain_bytes = max_chain_bytes
+        self._sessions: OrderedDict[SessionKey, KnownSession] = OrderedDict()
+        self.chain_bytes = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def asked(self, session: SessionKey, model: str, block_size: int, chain: bytes) -> None:
+        """A question about this session's chain was answered."""
+        known = self._seen(session)
+        known.model, known.block_size = model, block_size
+        self.chain_bytes += len(chain) - len(known.chain)
+        known.chain = chain
+        self._evict()
+
+    def placed(self, session: SessionKey, parent: SessionKey | None, model: str, worker: str, rank: int) -> None:
+        """A decision placed a turn of this session."""
+        known = self._seen(session)
+        known.model = known.model or model
+        known.parent = parent or known.parent
+        known.worker, known.rank = worker, rank
+        self._evict()
+
+    def get(self, session: SessionKey) -> KnownSession | None:
+        """What is known of one session, without touching its place in line."""
+        return self._sessions.get(session)
+
+    def holding(self, block: int) -> Iterator[SessionKey]:
+        """Sessions whose chain contains this chain hash. Linear in the bytes kept (bounded)."""
+        wanted = block.to_bytes(HASH_BYTES, "little")
+        for known in self._sessions.values():
+            at = known.chain.find(wanted)
+            while at >= 0 and at % HASH_BYTES:
+                at = known.chain.find(wanted, at + 1)
+            if at >= 0:
+                yield known.session
+
+    def _seen(self, session: SessionKey) -> KnownSession:
+        known = self._sessions.get(session)
+        if known is None:
+            known = self._sessions[session] = KnownSession(session)
+        else:
+            self._sessions.move_to_end(session)
+        return known
+
+    def _evict(self) -> None:
+        while len(self._sessions) > self._max_sessions or (
+            self.chain_bytes > self._max_chain_bytes and len(self._sessions) > 1
+        ):
+            _, gone = self._sessions.popitem(last=False)
+            self.chain_bytes -= len(gone.chain)
+            self.evicted += 1

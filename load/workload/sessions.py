@@ -13,7 +13,7 @@ from typing import Literal
 
 HeaderFamily = Literal["dynamo", "tidegate"]
 
-_WORDS = (
+_VOCABULARY = (
     "about above after again along among answer around because before begin below between branch build call change "
     "check class clean close code collect column commit compare copy count create cross data debug default delete "
     "depth design detail draft drive early edge empty entry error even event every exact example expect field file "
@@ -28,7 +28,7 @@ _WORDS = (
     "still stop store stream string strong structure sum table tail task test text tidy time token tool top total "
     "trace track tree true turn type under union unit until update upper usage user valid value verb verify view "
     "wait walk warm watch water while whole wide window word work world wrap write yield zero"
-).split()  # noqa: SIM905 - a page of text, not a page of quotes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +143,4 @@ def _turn(shape: WorkloadShape, seed: int, session_id: str, turn: int, joins: tu
 
 def _words(seed: int, key: str, count: int) -> str:
     source = random.Random(f"{seed}/{key}")
-    return " ".join(source.choice(_WORDS) for _ in range(count))
+    return " ".join(source.choices(_VOCABULARY.split(), k=count))

@@ -1,0 +1,1 @@
+"""The ingress's sockets, bus and threads around its pure core."""

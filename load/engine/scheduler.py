@@ -1,0 +1,185 @@
+"""Who runs in the next iteration: continuous batching with a token budget, chunked prefill and recompute preemption.
+
+The order of vLLM's scheduler: running requests first, then waiting ones, until tokens, seats or blocks are used up.
+A waiting request needs room for its first chunk only. When a running one finds no block, the youngest running one
+(or with priorities: the one of worst priority) loses its blocks, goes back to the head of the queue and is recomputed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from load.engine.kv_cache import KvCache
+from load.engine.requests import EngineRequest
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+class WaitingQueue(Protocol):
+    """Requests that hold no blocks, in the order in which they will be tried."""
+
+    def __len__(self) -> int: ...
+    def add(self, request: EngineRequest) -> None: ...
+    def put_back(self, request: EngineRequest) -> None: ...
+    def head(self) -> EngineRequest: ...
+    def pop(self) -> EngineRequest: ...
+    def remove(self, request: EngineRequest) -> bool: ...
+
+
+class ArrivalQueue:
+    """First come, first served; a preempted request goes to the head."""
+
+    def __init__(self) -> None:
+        self._queue: deque[EngineRequest] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: EngineRequest) -> None:
+        self._queue.append(request)
+
+    def put_back(self, request: EngineRequest) -> None:
+        self._queue.appendleft(request)
+
+    def head(self) -> EngineRequest:
+        return self._queue[0]
+
+    def pop(self) -> EngineRequest:
+        return self._queue.popleft()
+
+    def remove(self, request: EngineRequest) -> bool:
+        if request not in self._queue:
+            return False
+        self._queue.remove(request)
+        return True
+
+
+class PriorityQueue:
+    """Lowest (priority, arrival) first; a preempted request finds its place again by the same key."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, EngineRequest]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: EngineRequest) -> None:
+        heapq.heappush(self._heap, (request.priority, request.arrival, request))
+
+    put_back = add
+
+    def head(self) -> EngineRequest:
+        return self._heap[0][2]
+
+    def pop(self) -> EngineRequest:
+        return heapq.heappop(self._heap)[2]
+
+    def remove(self, request: EngineRequest) -> bool:
+        kept = [entry for entry in self._heap if entry[2] is not request]
+        if len(kept) == len(self._heap):
+            return False
+        heapq.heapify(kept)
+        self._heap = kept
+        return True
+
+
+@dataclass(slots=True)
+class Batch:
+    """One iteration: tokens per request in order, who came in, who was thrown out."""
+
+    tokens: dict[EngineRequest, int] = field(default_factory=dict)
+    admitted: list[EngineRequest] = field(default_factory=list)
+    preempted: list[EngineRequest] = field(default_factory=list)
+
+
+class Scheduler:
+    """Queues and the choice of each batch. Owns no time and produces no tokens."""
+
+    def __init__(self, cache: KvCache, *, token_budget: int, max_num_seqs: int, policy: SchedulingPolicy) -> None:
+        self.cache = cache
+        self.token_budget = token_budget
+        self.max_num_seqs = max_num_seqs
+        self.policy = policy
+        self.running: list[EngineRequest] = []
+        self.waiting: WaitingQueue = PriorityQueue() if policy == "priority" else ArrivalQueue()
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    def add(self, request: EngineRequest) -> None:
+        self.waiting.add(request)
+
+    def remove(self, request: EngineRequest) -> None:
+        """Take ``request`` out wherever it is and free its blocks."""
+        if request in self.running:
+            self.running.remove(request)
+            self.cache.free(request)
+        else:
+            self.waiting.remove(request)
+
+    def preempt_all(self) -> list[EngineRequest]:
+        """Send every running request back to the queue, oldest at the head."""
+        victims = self.running[::-1]
+        for victim in victims:
+            self._preempt(victim)
+        return victims
+
+    def next_batch(self) -> Batch:
+        """Choose the next iteration and take the blocks that it needs."""
+        batch = Batch()
+        budget = self._schedule_running(batch, self.token_budget)
+        if not batch.preempted:
+            self._schedule_waiting(batch, budget)
+        return batch
+
+    def _schedule_running(self, batch: Batch, budget: int) -> int:
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            count = min(request.remaining, budget)
+            while not self.cache.allocate(request, count):
+                victim = self._victim()
+                budget += batch.tokens.pop(victim, 0)
+                if self.running.index(victim) < index:
+                    index -= 1
+                self._preempt(victim)
+                batch.preempted.append(victim)
+                if victim is request:
+                    return budget
+            batch.tokens[request] = count
+            budget -= count
+            index += 1
+        return budget
+
+    def _schedule_waiting(self, batch: Batch, budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting.head()
+            hits = self.cache.lookup(request)
+            cached = len(hits) * self.cache.block_size
+            count = min(len(request.tokens) - cached, budget)
+            if not self.cache.allocate(request, count, hits):
+                return
+            self.waiting.pop()
+            self.running.append(request)
+            batch.tokens[request] = count
+            batch.admitted.append(request)
+            budget -= count
+            if request.cached_tokens is None:
+                request.cached_tokens = cached
+                full = request.prompt_tokens - request.prompt_tokens % self.cache.block_size
+                request.created_tokens = max(0, full - cached)
+                self.prefix_queries += request.prompt_tokens
+                self.prefix_hits += cached
+
+    def _victim(self) -> EngineRequest:
+        if self.policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        return self.running[-1]
+
+    def _preempt(self, request: EngineRequest) -> None:
+        self.running.remove(request)
+        self.cache.free(request)
+        request.preemptions += 1
+        self.waiting.put_back(request)

@@ -1,0 +1,131 @@
+"""The simulated model's tokenizer and chat template: text to token ids, cached by message.
+
+Special tokens cut the text exactly, so that the ids of a conversation are the ids of its messages back to back; a
+resent conversation costs only its new tail. `Tokenizer.encode_segments` is the only slow call; it releases the
+interpreter lock and may run in a thread (spec: performance §D).
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+ASSETS = Path(__file__).parent / "assets"
+MESSAGE_START = "<|im_start|>"
+MESSAGE_END = "<|im_end|>"
+CACHE_TOKENS = 1_000_000
+
+
+class BadConversationError(ValueError):
+    """The messages do not fit the chat template (the client's fault)."""
+
+    reason = "bad_conversation"
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    """The ``tojson`` of Hugging Face's chat templates: nothing is escaped for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+
+
+def _fail(message: str) -> str:
+    raise BadConversationError(message)
+
+
+class ChatTemplate:
+    """``chat_template`` of a ``tokenizer_config.json``, rendered as Hugging Face does."""
+
+    def __init__(self, source: str) -> None:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _fail
+        self._template = environment.from_string(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text. Raises `BadConversationError`."""
+        try:
+            return self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
+            )
+        except BadConversationError:
+            raise
+        except (jinja2.TemplateError, TypeError) as error:
+            raise BadConversationError(f"the messages cannot be rendered: {error}") from error
+
+
+class Tokenizer:
+    """Token ids as arrays of unsigned 32-bit integers. Not for use from several threads but `encode_segments`."""
+
+    def __init__(self, folder: Path = ASSETS, cache_tokens: int = CACHE_TOKENS) -> None:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.template = ChatTemplate(config["chat_template"])
+        self.end_token = int(self._tokenizer.token_to_id(config["eos_token"]))
+        self.vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        self._cache: OrderedDict[str, array[int]] = OrderedDict()
+        self._cached_tokens = 0
+        self._cache_tokens = cache_tokens
+
+    def encode(self, text: str) -> array[int]:
+        """Token ids of ``text``; special tokens in it are recognised, none are added."""
+        segments = self.segments(text)
+        missing = self.missing(segments)
+        self.store(missing, self.encode_segments(missing))
+        return self.assemble(segments)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, special tokens included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Each token's entry in the vocabulary (byte-level spelling)."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
+    # The four steps of `encode`, for callers that run the slow one elsewhere
+
+    def segments(self, text: str) -> list[str]:
+        """``text`` cut before each message."""
+        first, *rest = text.split(MESSAGE_START)
+        cut = [first] if first else []
+        return cut + [MESSAGE_START + part for part in rest]
+
+    def missing(self, segments: Sequence[str]) -> list[str]:
+        """Those of ``segments`` that are not cached, each once."""
+        return list(dict.fromkeys(segment for segment in segments if segment not in self._cache))
+
+    def encode_segments(self, segments: Sequence[str]) -> list[array[int]]:
+        """Token ids of each segment. Slow for long text; safe in a thread."""
+        if not segments:
+            return []
+        encoded = self._tokenizer.encode_batch_fast(list(segments), add_special_tokens=False)
+        return [array("I", item.ids) for item in encoded]
+
+    def store(self, segments: Sequence[str], tokens: Sequence[array[int]]) -> None:
+        """Remember what was encoded; the oldest are forgotten once `assemble` is done with them."""
+        for segment, ids in zip(segments, tokens, strict=True):
+            if segment not in self._cache:
+                self._cache[segment] = ids
+                self._cached_tokens += len(ids)
+
+    def assemble(self, segments: Sequence[str]) -> array[int]:
+        """Token ids of ``segments`` back to back, all of which must be cached."""
+        tokens = array("I")
+        for segment in segments:
+            tokens.extend(self._cache[segment])
+            self._cache.move_to_end(segment)
+        while self._cached_tokens > self._cache_tokens and len(self._cache) > 1:
+            _, forgotten = self._cache.popitem(last=False)
+            self._cached_tokens -= len(forgotten)
+        return tokens

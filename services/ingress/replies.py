@@ -1,0 +1,116 @@
+"""Errors in each API's own shape: as a whole answer before the first byte, as an event inside a stream after it.
+
+OpenAI: ``{"error": {message, type, param, code}}``. Anthropic: ``{"type": "error", "error": {type, message}}``.
+``code`` carries our stable reason (Anthropic has no such member; the header `REASON_HEADER` always does). Load is never
+shed in-band with Codex's ``server_is_overloaded``, which ends the turn at once (spec: harness.md §6.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from services.ingress.errors import BadRequestError, IngressError
+
+REASON_HEADER = b"x-tidegate-reason"
+
+_OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReply:
+    """An answer that the front door gives by itself."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+def _openai(status: int, reason: str, message: str, param: str | None) -> dict[str, object]:
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": reason}}
+
+
+def _anthropic(status: int, reason: str, message: str, param: str | None) -> dict[str, object]:
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _openai_event(status: int, reason: str, message: str) -> bytes:
+    return b"data: " + msgspec.json.encode(_openai(status, reason, message, None)) + b"\n\n"
+
+
+def _responses_event(status: int, reason: str, message: str) -> bytes:
+    event = {"type": "error", "code": reason, "message": message, "param": None}
+    return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _anthropic_event(status: int, reason: str, message: str) -> bytes:
+    return b"event: error\ndata: " + msgspec.json.encode(_anthropic(status, reason, message, None)) + b"\n\n"
+
+
+_Body = Callable[[int, str, str, str | None], dict[str, object]]
+_Event = Callable[[int, str, str], bytes]
+_SHAPES: dict[str, tuple[_Body, _Event]] = {
+    "chat_completions": (_openai, _openai_event),
+    "completions": (_openai, _openai_event),
+    "responses": (_openai, _responses_event),
+    "messages": (_anthropic, _anthropic_event),
+    "count_tokens": (_anthropic, _anthropic_event),
+}
+_DEFAULT = _SHAPES["chat_completions"]
+
+
+def error_reply(
+    endpoint: str | None,
+    status: int,
+    reason: str,
+    message: str,
+    *,
+    param: str | None = None,
+    retry_after_s: int | None = None,
+) -> ErrorReply:
+    """The whole answer. ``endpoint`` ``None`` (no API of ours): OpenAI's shape."""
+    shape, _ = _SHAPES.get(endpoint or "", _DEFAULT)
+    headers = [(b"content-type", b"application/json"), (REASON_HEADER, reason.encode("ascii", "replace"))]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
+    body = msgspec.json.encode(shape(status, reason, message, param))
+    return ErrorReply(status=status, headers=tuple(headers), body=body)
+
+
+def reply_to(endpoint: str | None, error: IngressError) -> ErrorReply:
+    """The answer that an error of ours means."""
+    return error_reply(
+        endpoint,
+        error.status,
+        error.reason,
+        str(error),
+        param=error.param if isinstance(error, BadRequestError) else None,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def error_event(endpoint: str, status: int, reason: str, message: str) -> bytes:
+    """One SSE event that ends a stream which broke after its first byte."""
+    _, event = _SHAPES.get(endpoint, _DEFAULT)
+    return event(status, reason, message)

@@ -1,0 +1,34 @@
+"""Settings of `tidegate up` and `tidegate demo` (section ``up``; environment ``TIDEGATE_UP_<KEY>``); options win."""
+
+from __future__ import annotations
+
+from bus.settings import CommonSettings
+
+
+class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole system on one machine.
+
+    ``port``: of the front door; ``host``: where it and everything else listens. ``engines``: simulated engines to start
+    when ``engine`` names no real ones, as ``http://HOST:PORT[=EVENTS[,replay=ENDPOINT]...]``. ``model``: what the
+    simulated engines serve. ``nats_url`` set anywhere means: use that bus, start none. ``log_bytes``: a child's log is
+    turned over at this size, one older file is kept.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    engines: int = 2
+    engine: tuple[str, ...] = ()
+    model: str = "tidegate-sim"
+    workdir: str = ".tidegate"
+    ready_timeout_s: float = 60.0
+    log_bytes: int = 16_777_216
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError("port must be between 0 (any) and 65535")
+        if not self.engine and self.engines < 1:
+            raise ValueError("engines must be at least 1, unless engine names real ones")
+        if self.ready_timeout_s <= 0:
+            raise ValueError("ready_timeout_s must be positive")
+        if self.log_bytes < 65_536:
+            raise ValueError("log_bytes must be at least 65536")

@@ -1,0 +1,153 @@
+"""Which processes make a system, how each is called, in what order they start and stop. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from tidegate.supervisor.engines import EngineAddress
+
+
+class Stage(IntEnum):
+    """The order of a clean stop: who feeds others stops before those it feeds. Starting is the other way round for
+    the bus and the engines; everything else starts together and waits for what it needs."""
+
+    INGRESS = 0
+    PLANNING = 1
+    BRIDGE = 2
+    INDEXER = 3
+    RECORDER = 4
+    ENGINE = 5
+    BUS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process. ``ready_url`` answers 200 when it is ready; ``stop_s``: seconds it may take after SIGTERM."""
+
+    name: str
+    command: tuple[str, ...]
+    stage: Stage
+    ready_url: str
+    stop_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A simulated engine to start: its id on the bus, its HTTP port and its two ZeroMQ ports."""
+
+    worker: str
+    port: int
+    events_port: int
+    replay_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports of this system. ``health``: of each service process, by its child's name."""
+
+    ingress: int
+    nats: int
+    nats_monitor: int
+    health: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPlan:
+    """Everything that `children` needs to know. ``nats_url`` of the bus in use; ``nats_command`` is ``None`` when it is
+    somebody else's. ``config``: the user's TOML file, handed to every process. Paths are absolute."""
+
+    python: str
+    host: str
+    model: str
+    ports: Ports
+    traces: Path
+    nats_url: str
+    nats_command: tuple[str, ...] | None
+    simulated: tuple[Simulated, ...] = ()
+    engines: tuple[EngineAddress, ...] = ()
+    config: Path | None = None
+    overrides: Mapping[str, Mapping[str, str]] | None = None
+
+
+def service_names(simulated: int, real: int) -> list[str]:
+    """Names of the service children (not engines, not the bus) of a system with so many engines."""
+    bridges = [f"bridge-{number}" for number in range(1, simulated + real + 1)]
+    return ["ingress", "admission", "hints", *bridges, "indexer", "recorder"]
+
+
+def children(plan: SystemPlan) -> list[ChildSpec]:
+    """Every child, in the order of starting."""
+    specs: list[ChildSpec] = []
+    if plan.nats_command is not None:
+        url = f"http://{plan.host}:{plan.ports.nats_monitor}/healthz"
+        specs.append(ChildSpec("nats", plan.nats_command, Stage.BUS, url))
+    for number, engine in enumerate(plan.simulated, start=1):
+        specs.append(_engine(plan, f"engine-{number}", engine))
+    specs.append(_service(plan, "indexer", "indexer", Stage.INDEXER, {}))
+    for number, settings in enumerate(_bridge_settings(plan), start=1):
+        specs.append(_service(plan, f"bridge-{number}", "bridge", Stage.BRIDGE, settings))
+    specs.append(_service(plan, "admission", "admission", Stage.PLANNING, {}))
+    specs.append(_service(plan, "hints", "hints", Stage.PLANNING, {}))
+    specs.append(_service(plan, "recorder", "recorder", Stage.RECORDER, {"directory": str(plan.traces)}))
+    door = {"host": plan.host, "port": str(plan.ports.ingress)}
+    specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door))
+    return specs
+
+
+def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
+    settings = [
+        {
+            "engine_url": f"http://{plan.host}:{engine.port}",
+            "worker": engine.worker,
+            "engine": "simulated",
+            "kv_events": json.dumps([f"tcp://{plan.host}:{engine.events_port}"]),
+            "kv_replay": json.dumps([f"tcp://{plan.host}:{engine.replay_port}"]),
+        }
+        for engine in plan.simulated
+    ]
+    for address in plan.engines:
+        real = {"engine_url": address.url}
+        if address.events:
+            real["kv_events"] = json.dumps(address.events)
+        if address.replay:
+            real["kv_replay"] = json.dumps(address.replay)
+        settings.append(real)
+    return settings
+
+
+def _engine(plan: SystemPlan, name: str, engine: Simulated) -> ChildSpec:
+    settings = {
+        "host": plan.host,
+        "port": str(engine.port),
+        "model": plan.model,
+        "kv_events_endpoint": f"tcp://{plan.host}:{engine.events_port}",
+        "kv_replay_endpoint": f"tcp://{plan.host}:{engine.replay_port}",
+    }
+    command = _command(plan, "load.engine", "engine", settings)
+    return ChildSpec(name, command, Stage.ENGINE, f"http://{plan.host}:{engine.port}/health")
+
+
+def _service(plan: SystemPlan, name: str, section: str, stage: Stage, settings: Mapping[str, str]) -> ChildSpec:
+    port = plan.ports.health[name]
+    common = {
+        "instance": name if name.startswith("bridge") else f"{section}-1",
+        "nats_url": plan.nats_url,
+        "http_host": plan.host,
+        "http_port": str(port),
+    }
+    command = _command(plan, f"services.{section}", section, {**common, **settings})
+    return ChildSpec(name, command, stage, f"http://{plan.host}:{port}/readyz")
+
+
+def _command(plan: SystemPlan, module: str, section: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+    # -P: a folder named `services` in the user's working directory must not stand before ours.
+    command = [plan.python, "-P", "-m", module]
+    if plan.config is not None:
+        command += ["--config", str(plan.config)]
+    for key, value in {**settings, **(plan.overrides or {}).get(section, {})}.items():
+        command += ["--set", f"{key}={value}"]
+    return tuple(command)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from tidegate.supervisor.engines import EngineAddress
 
+INNER_HOST = "127.0.0.1"
+"""Where everything but the front door listens."""
+
 
 class Stage(IntEnum):
     """The order of a clean stop: who feeds others stops before those it feeds. Starting is the other way round for
@@ -57,8 +60,9 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class SystemPlan:
-    """Everything that `children` needs to know. ``nats_url`` of the bus in use; ``nats_command`` is ``None`` when it is
-    somebody else's. ``config``: the user's TOML file, handed to every process. Paths are absolute."""
+    """Everything that `children` needs to know. ``host``: where the front door listens; all else stays on loopback.
+    ``nats_url`` of the bus in use; ``nats_command`` is ``None`` when it is somebody else's. ``config``: the user's TOML
+    file, handed to every process. ``overrides``: settings by section that win over ours. Paths are absolute."""
 
     python: str
     host: str
@@ -83,7 +87,7 @@ def children(plan: SystemPlan) -> list[ChildSpec]:
     """Every child, in the order of starting."""
     specs: list[ChildSpec] = []
     if plan.nats_command is not None:
-        url = f"http://{plan.host}:{plan.ports.nats_monitor}/healthz"
+        url = f"http://{INNER_HOST}:{plan.ports.nats_monitor}/healthz"
         specs.append(ChildSpec("nats", plan.nats_command, Stage.BUS, url))
     for number, engine in enumerate(plan.simulated, start=1):
         specs.append(_engine(plan, f"engine-{number}", engine))
@@ -94,18 +98,18 @@ def children(plan: SystemPlan) -> list[ChildSpec]:
     specs.append(_service(plan, "hints", "hints", Stage.PLANNING, {}))
     specs.append(_service(plan, "recorder", "recorder", Stage.RECORDER, {"directory": str(plan.traces)}))
     door = {"host": plan.host, "port": str(plan.ports.ingress)}
-    specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door))
+    specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door, stop_s=31.0))
     return specs
 
 
 def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
     settings = [
         {
-            "engine_url": f"http://{plan.host}:{engine.port}",
+            "engine_url": f"http://{INNER_HOST}:{engine.port}",
             "worker": engine.worker,
             "engine": "simulated",
-            "kv_events": json.dumps([f"tcp://{plan.host}:{engine.events_port}"]),
-            "kv_replay": json.dumps([f"tcp://{plan.host}:{engine.replay_port}"]),
+            "kv_events": json.dumps([f"tcp://{INNER_HOST}:{engine.events_port}"]),
+            "kv_replay": json.dumps([f"tcp://{INNER_HOST}:{engine.replay_port}"]),
         }
         for engine in plan.simulated
     ]
@@ -121,26 +125,28 @@ def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
 
 def _engine(plan: SystemPlan, name: str, engine: Simulated) -> ChildSpec:
     settings = {
-        "host": plan.host,
+        "host": INNER_HOST,
         "port": str(engine.port),
         "model": plan.model,
-        "kv_events_endpoint": f"tcp://{plan.host}:{engine.events_port}",
-        "kv_replay_endpoint": f"tcp://{plan.host}:{engine.replay_port}",
+        "kv_events_endpoint": f"tcp://{INNER_HOST}:{engine.events_port}",
+        "kv_replay_endpoint": f"tcp://{INNER_HOST}:{engine.replay_port}",
     }
     command = _command(plan, "load.engine", "engine", settings)
-    return ChildSpec(name, command, Stage.ENGINE, f"http://{plan.host}:{engine.port}/health")
+    return ChildSpec(name, command, Stage.ENGINE, f"http://{INNER_HOST}:{engine.port}/health")
 
 
-def _service(plan: SystemPlan, name: str, section: str, stage: Stage, settings: Mapping[str, str]) -> ChildSpec:
+def _service(
+    plan: SystemPlan, name: str, section: str, stage: Stage, settings: Mapping[str, str], stop_s: float = 11.0
+) -> ChildSpec:
     port = plan.ports.health[name]
     common = {
         "instance": name if name.startswith("bridge") else f"{section}-1",
         "nats_url": plan.nats_url,
-        "http_host": plan.host,
+        "http_host": INNER_HOST,
         "http_port": str(port),
     }
     command = _command(plan, f"services.{section}", section, {**common, **settings})
-    return ChildSpec(name, command, stage, f"http://{plan.host}:{port}/readyz")
+    return ChildSpec(name, command, stage, f"http://{INNER_HOST}:{port}/readyz", stop_s)
 
 
 def _command(plan: SystemPlan, module: str, section: str, settings: Mapping[str, str]) -> tuple[str, ...]:

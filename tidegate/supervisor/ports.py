@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from tidegate.errors import PortTakenError, TidegateError
@@ -33,10 +34,10 @@ def is_free(host: str, port: int) -> bool:
 class PortPicker:
     """Hands out ports of ``host``, none of them twice."""
 
-    def __init__(self, host: str = "127.0.0.1", seed: int | None = None) -> None:
+    def __init__(self, host: str = "127.0.0.1", taken: Iterable[int] = ()) -> None:
         self._host = host
-        self._random = random.Random(seed)  # noqa: S311 - not a secret
-        self._taken: set[int] = set()
+        self._random = random.Random()  # noqa: S311 - not a secret
+        self._taken = set(taken)
         self._highest = _lowest_ephemeral() - 1
 
     def exactly(self, port: int, option: str) -> int:

@@ -1,0 +1,55 @@
+"""``<workdir>/up.json``: where a running system is reached, so that `tidegate tail` and `doctor` find it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+FILE_NAME = "up.json"
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """``worker``: its id on the bus, where we gave it one."""
+
+    url: str
+    worker: str | None = None
+    simulated: bool = False
+
+
+class SystemState(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses of one system. ``health``: child to the URL of its readiness page. Paths are absolute."""
+
+    pid: int
+    url: str
+    nats_url: str
+    model: str | None
+    workdir: str
+    traces: str
+    logs: str
+    engines: tuple[EngineState, ...]
+    health: dict[str, str]
+
+
+def write_state(workdir: Path, state: SystemState) -> Path:
+    """Whole or not at all."""
+    path = workdir / FILE_NAME
+    fresh = path.with_suffix(".json.new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+    os.replace(fresh, path)
+    return path
+
+
+def read_state(workdir: Path) -> SystemState | None:
+    """The state that a running system left there, or ``None``."""
+    try:
+        return msgspec.json.decode((workdir / FILE_NAME).read_bytes(), type=SystemState)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def remove_state(workdir: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        (workdir / FILE_NAME).unlink()

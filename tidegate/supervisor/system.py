@@ -1,0 +1,164 @@
+"""A whole system on this machine: ports chosen, workdir taken, children run, addresses written down."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidegate.errors import AlreadyRunningError
+from tidegate.supervisor import nats_server
+from tidegate.supervisor.config import UpSettings
+from tidegate.supervisor.engines import parse_engine
+from tidegate.supervisor.layout import INNER_HOST, ChildSpec, Ports, Simulated, SystemPlan, children, service_names
+from tidegate.supervisor.ports import PortPicker
+from tidegate.supervisor.state import EngineState, SystemState, read_state, remove_state, write_state
+from tidegate.supervisor.supervisor import ChildEvent, Supervisor
+
+_NATS_PORT = 4222
+_ENGINE_PORT = 8101
+_HEALTH_PORT = 9101
+
+
+class System:
+    """Children of one workdir.
+
+    ``nats_url``: somebody else's bus to use, ``None``: start one. ``usual_ports``: prefer the well-known ports for what
+    has no option (a system that stays up); otherwise any. ``overrides``: settings by section that win over ours.
+    """
+
+    def __init__(
+        self,
+        settings: UpSettings,
+        *,
+        nats_url: str | None = None,
+        config: Path | None = None,
+        usual_ports: bool = True,
+        overrides: Mapping[str, Mapping[str, str]] | None = None,
+        on_event: Callable[[ChildEvent], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._workdir = Path(settings.workdir).resolve()
+        self._lock = -1
+        self._nats_url = nats_url
+        self._config = config.resolve() if config else None
+        self._usual_ports = usual_ports
+        self._overrides = overrides
+        self._on_event = on_event
+        self._supervisor: Supervisor | None = None
+        self._state: SystemState | None = None
+
+    @property
+    def state(self) -> SystemState:
+        """Addresses. Only between `start` and `stop`."""
+        assert self._state is not None
+        return self._state
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Only between `start` and `stop`."""
+        assert self._supervisor is not None
+        return self._supervisor
+
+    async def start(self) -> SystemState:
+        """Everything ready. Raises `TidegateError`; the caller calls `stop` in any case."""
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        plan, state, specs = self._plan()
+        self._supervisor = Supervisor(specs, self._workdir, log_bytes=self._settings.log_bytes, on_event=self._on_event)
+        plan.traces.mkdir(parents=True, exist_ok=True)
+        await self._supervisor.start(self._settings.ready_timeout_s)
+        write_state(self._workdir, state)
+        self._state = state
+        return state
+
+    async def stop(self) -> list[str]:
+        """In order; returns the names of children that had to be killed."""
+        killed: list[str] = []
+        if self._supervisor is not None:
+            killed = await self._supervisor.stop()
+        if self._lock >= 0:
+            remove_state(self._workdir)
+            os.close(self._lock)
+            self._lock = -1
+        return killed
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self._workdir / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = -1
+            other = read_state(self._workdir)
+            who = f" (pid {other.pid}, {other.url})" if other else ""
+            raise AlreadyRunningError(
+                f"a system already runs in {self._workdir}{who}; stop it, or choose another folder with --workdir"
+            ) from None
+
+    def _plan(self) -> tuple[SystemPlan, SystemState, list[ChildSpec]]:
+        settings = self._settings
+        addresses = tuple(parse_engine(text) for text in settings.engine)
+        door = PortPicker(settings.host).exactly(settings.port, "--port")
+        picker = PortPicker(INNER_HOST, taken={door})
+        usual = self._usual_ports
+        nats_port = picker.pick(_NATS_PORT if usual else 0)
+        monitor_port = picker.pick(_NATS_PORT + 4000 if usual else 0)
+        simulated = tuple(
+            Simulated(
+                worker=f"engine-{number}",
+                port=picker.pick(_ENGINE_PORT + number - 1 if usual else 0),
+                events_port=picker.pick(),
+                replay_port=picker.pick(),
+            )
+            for number in range(1, (0 if addresses else settings.engines) + 1)
+        )
+        names = service_names(len(simulated), len(addresses))
+        health = {name: picker.pick(_HEALTH_PORT + place if usual else 0) for place, name in enumerate(names)}
+        plan = SystemPlan(
+            python=sys.executable,
+            host=settings.host,
+            model=settings.model,
+            ports=Ports(ingress=door, nats=nats_port, nats_monitor=monitor_port, health=health),
+            traces=self._workdir / "traces",
+            nats_url=self._nats_url or f"nats://{INNER_HOST}:{nats_port}",
+            nats_command=None if self._nats_url else self._nats_command(nats_port, monitor_port),
+            simulated=simulated,
+            engines=addresses,
+            config=self._config,
+            overrides=self._overrides,
+        )
+        specs = children(plan)
+        engines = [
+            EngineState(url=f"http://{INNER_HOST}:{engine.port}", worker=engine.worker, simulated=True)
+            for engine in simulated
+        ]
+        engines += [EngineState(url=address.url) for address in addresses]
+        state = SystemState(
+            pid=os.getpid(),
+            url=f"http://{reachable(settings.host)}:{door}",
+            nats_url=plan.nats_url,
+            model=settings.model if simulated else None,
+            workdir=str(self._workdir),
+            traces=str(plan.traces),
+            logs=str(self._workdir / "logs"),
+            engines=tuple(engines),
+            health={spec.name: spec.ready_url for spec in specs},
+        )
+        return plan, state, specs
+
+    def _nats_command(self, port: int, monitor_port: int) -> tuple[str, ...]:
+        executable = nats_server.find_executable()
+        file = self._workdir / "nats.conf"
+        text = nats_server.configuration(INNER_HOST, port, monitor_port, self._workdir / "nats")
+        file.write_text(text, encoding="utf-8")
+        return (str(executable), "-c", str(file))
+
+
+def reachable(host: str) -> str:
+    """The address under which this machine reaches a server that listens on ``host``."""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
+        return INNER_HOST
+    return f"[{host}]" if ":" in host else host

@@ -82,12 +82,12 @@ class Supervisor:
     def status(self) -> list[ChildStatus]:
         return [child.status() for child in self._children]
 
-    async def wait_failed(self) -> ChildStatus:
-        """Ends when a child is given up."""
+    async def wait_given_up(self, stages: tuple[Stage, ...]) -> None:
+        """Ends only by raising `ChildFailedError`, when a child of these stages is given up."""
         while True:
             for child in self._children:
-                if child.state == "given_up":
-                    return child.status()
+                if child.spec.stage in stages and child.state == "given_up":
+                    raise ChildFailedError(child.spec.name, child.problem())
             await asyncio.sleep(_POLL_S)
 
     async def wait_ready(self, timeout_s: float) -> None:

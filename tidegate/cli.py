@@ -1,0 +1,83 @@
+"""The command ``tidegate``. Commands are imported when they are called, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from bus.errors import BusError, SettingsError
+from bus.log import set_up_logging
+from bus.service import package_version
+from tidegate.errors import TidegateError
+
+COMMANDS = {
+    "up": "Run a whole system on this machine and keep it running.",
+    "demo": "Show agent sessions served through a whole system, and check the figures.",
+    "tail": "Print finished requests as they come.",
+    "doctor": "Check a system, and say what to fix.",
+}
+INTERRUPTED_EXIT = 130
+
+
+class CommandGroup(click.Group):
+    """Commands by name in `COMMANDS`, each in its module of `tidegate.commands`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"tidegate.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_version(), prog_name="tidegate")
+def cli() -> None:
+    """Tidegate: session-aware routing, admission and cache hints for agentic LLM inference.
+
+    \b
+    Examples:
+      tidegate up                      a system with two simulated engines on port 8080
+      tidegate up --engine http://127.0.0.1:8000=tcp://127.0.0.1:5557
+      tidegate tail --session my-run   its finished requests, live
+      tidegate doctor                  is everything well?
+      tidegate demo                    sessions through a whole system, in under a minute
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. 0 well, 1 not well, 2 wrong use, 130 interrupted."""
+    set_up_logging("error")
+    try:
+        return int(cli.main(args=arguments, prog_name="tidegate", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return INTERRUPTED_EXIT
+    except SettingsError as error:
+        return _fail(str(error), 2)
+    except TidegateError as error:
+        return _fail(str(error), error.exit_code)
+    except BusError as error:
+        return _fail(f"{error} ({error.reason})", 1)
+    except BrokenPipeError:
+        # The reader of our output has gone (`tidegate tail | head`); what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"tidegate: {message}", err=True)
+    return code

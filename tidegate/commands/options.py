@@ -1,0 +1,29 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_WORKDIR = ".tidegate"
+
+
+def nats_option(help_text: str) -> Callable[[F], F]:
+    return click.option("--nats", "nats", metavar="URL", default=None, help=help_text)
+
+
+def workdir_option(help_text: str) -> Callable[[F], F]:
+    return click.option(
+        "--workdir", type=click.Path(path_type=Path, file_okay=False), default=None, metavar="DIR", help=help_text
+    )
+
+
+def find_bus_options(function: F) -> F:
+    """``--nats`` and ``--workdir`` of commands that look for a running system."""
+    function = nats_option("The bus; default: TIDEGATE_NATS_URL, else the system running in --workdir.")(function)
+    return workdir_option(f"Folder of a running `tidegate up` (default {DEFAULT_WORKDIR}).")(function)

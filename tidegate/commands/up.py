@@ -1,0 +1,199 @@
+"""``tidegate up``"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bus.settings import load_with_origins
+from tidegate.commands.options import DEFAULT_WORKDIR, nats_option, workdir_option
+from tidegate.interrupt import STOP_SIGNALS
+from tidegate.supervisor.config import UpSettings
+from tidegate.supervisor.layout import Stage
+from tidegate.supervisor.state import SystemState
+from tidegate.supervisor.supervisor import ChildEvent
+from tidegate.supervisor.system import System
+from web.client import HttpClient, Timeouts
+from web.errors import WebError
+
+
+@click.command("up")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Of the front door (default 8080; 0: any).")
+@click.option("--host", metavar="ADDRESS", help="Where the front door listens (default 127.0.0.1).")
+@click.option("--engines", type=click.IntRange(min=1), metavar="N", help="Simulated engines to start (default 2).")
+@click.option(
+    "--engine",
+    "engine",
+    multiple=True,
+    metavar="URL[=EVENTS[,replay=ENDPOINT]]",
+    help="A real engine instead of simulated ones; repeatable.",
+)
+@click.option("--model", metavar="NAME", help="What the simulated engines serve.")
+@nats_option("Use this bus instead of starting one.")
+@workdir_option(f"Where traces, logs and the bus's store go (default {DEFAULT_WORKDIR}).")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="TOML file for all parts.")
+@click.option("--json", "as_json", is_flag=True, help="When ready, print one JSON object with all addresses.")
+def command(
+    port: int | None,
+    host: str | None,
+    engines: int | None,
+    engine: tuple[str, ...],
+    model: str | None,
+    nats: str | None,
+    workdir: Path | None,
+    config: Path | None,
+    as_json: bool,
+) -> int:
+    """Run a whole system on this machine and keep it running until Ctrl-C.
+
+    The front door, the bus and the services are child processes; one that dies is started again. Without --engine
+    the engines are simulated: no GPU is needed.
+
+    \b
+    Examples:
+      tidegate up
+      tidegate up --port 8000 --engines 4
+      tidegate up --engine http://127.0.0.1:8000=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558 \\
+                  --engine http://127.0.0.1:8001=tcp://127.0.0.1:5567,replay=tcp://127.0.0.1:5568
+      tidegate up --config tidegate.toml --json
+    """
+    given: dict[str, str] = {}
+    options = {"port": port, "host": host, "engines": engines, "model": model, "workdir": workdir, "nats_url": nats}
+    given.update({key: str(value) for key, value in options.items() if value is not None})
+    if engine:
+        given["engine"] = json.dumps(engine)
+    loaded = load_with_origins("up", UpSettings, file=config, overrides=given)
+    nats_url = loaded.settings.nats_url if "nats_url" in loaded.origins else None
+    screen = Screen(as_json)
+    system = System(loaded.settings, nats_url=nats_url, config=config, on_event=screen.event)
+    return asyncio.run(serve(system, screen))
+
+
+class Screen:
+    """What `up` says: results on standard output, everything else on standard error."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._out = Console(soft_wrap=True, highlight=False)
+        self._note = Console(stderr=True, highlight=False)
+
+    def event(self, event: ChildEvent) -> None:
+        style = {"given_up": "bold red", "restarting": "yellow"}.get(event.state, "green")
+        self._note.print(f"[bold]{event.child}[/] {event.what}", style=style)
+
+    def starting(self) -> Any:
+        return self._note.status("starting …")
+
+    def stopping(self) -> None:
+        self._note.print("stopping; again to end at once")
+
+    def killed(self, names: list[str]) -> None:
+        if names:
+            self._note.print(f"did not stop in time and were killed: {', '.join(names)}", style="yellow")
+
+    def ready(self, state: SystemState, model: str | None) -> None:
+        if self._as_json:
+            print(json.dumps(addresses(state, model)), flush=True)
+            return
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        table.add_row("front door", f"{state.url}/v1" + (f"   model {model}" if model else ""))
+        table.add_row("bus", state.nats_url)
+        for engine in state.engines:
+            table.add_row("engine", f"{engine.url}" + (f"   {engine.worker}, simulated" if engine.simulated else ""))
+        table.add_row("traces", state.traces)
+        table.add_row("logs", state.logs)
+        table.add_row("try", curl(state, model))
+        table.add_row("watch", tail_command(state))
+        table.add_row("check", tail_command(state).replace(" tail", " doctor", 1))
+        self._out.print("[bold green]Tidegate is up.[/] Ctrl-C stops it.")
+        self._out.print(table)
+
+
+def addresses(state: SystemState, model: str | None) -> dict[str, Any]:
+    """Everything a script needs, as ``up --json`` prints it."""
+    return {
+        "ready": True,
+        **msgspec.to_builtins(state),
+        "base_url": f"{state.url}/v1",
+        "model": model,
+        "tail": tail_command(state),
+        "curl": curl(state, model),
+    }
+
+
+def curl(state: SystemState, model: str | None) -> str:
+    """A command that can be pasted."""
+    body = json.dumps({"model": model or "MODEL", "messages": [{"role": "user", "content": "Hello"}]})
+    return (
+        f"curl {state.url}/v1/chat/completions -H 'content-type: application/json' "
+        f"-H 'x-dynamo-session-id: hello' -d '{body}'"
+    )
+
+
+def tail_command(state: SystemState) -> str:
+    if Path(state.workdir) == Path.cwd() / DEFAULT_WORKDIR:
+        return "tidegate tail"
+    return f"tidegate tail --nats {state.nats_url}"
+
+
+async def serve(system: System, screen: Screen) -> int:
+    """Up, until a signal or until a part that nothing works without is given up."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    def on_signal() -> None:
+        if asked.is_set():
+            os._exit(130)  # the children die with us
+        asked.set()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    waiting = asyncio.ensure_future(asked.wait())
+    starting = asyncio.ensure_future(system.start())
+    try:
+        with screen.starting():
+            await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return 0
+        state = starting.result()
+        screen.ready(state, state.model or await first_model(state.url))
+        failing = asyncio.ensure_future(_wait_hopeless(system))
+        await asyncio.wait({waiting, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            failing.result()
+        failing.cancel()
+        await asyncio.gather(failing, return_exceptions=True)
+        return 0
+    finally:
+        for task in (waiting, starting):
+            task.cancel()
+        await asyncio.gather(waiting, starting, return_exceptions=True)
+        screen.stopping()
+        screen.killed(await system.stop())
+
+
+async def _wait_hopeless(system: System) -> None:
+    """Raises `ChildFailedError` when the front door or the bus is given up; without other parts the system serves."""
+    await system.supervisor.wait_given_up((Stage.INGRESS, Stage.BUS))
+
+
+async def first_model(url: str) -> str | None:
+    """The first model that the front door names."""
+    client = HttpClient()
+    try:
+        answer = await client.fetch("GET", f"{url}/v1/models", [], b"", Timeouts(total_s=3.0))
+        return str(json.loads(answer.body)["data"][0]["id"])
+    except (WebError, ValueError, LookupError, TypeError):
+        return None
+    finally:
+        await client.close()

@@ -1,0 +1,85 @@
+"""Settings of the admission service: ``[admission]``, ``TIDEGATE_ADMISSION_<KEY>``, ``--set``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from bus.settings import CommonSettings
+from services.admission.cost import CostWeights
+
+
+class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the leader decides by.
+
+    Placement: ``weights`` are the terms of the cost (see `CostWeights`). ``stickiness`` and ``child_stickiness``: how
+    much dearer the session's previous worker (at a child's first placement, its parent's worker) may be and still be
+    taken, as a share of the prompt's own blocks. ``foreign_request_tokens``: prompt tokens assumed for a request that
+    waits at an engine and is not ours. ``seed``: of the choice among equal costs.
+
+    Holds: ``max_grants_per_rank`` open grants of one rank; a turn waits only when every eligible rank has as many.
+    ``hold_queue_limit`` turns wait in all, each at most ``hold_deadline_s``, told so every ``hold_keepalive_s``.
+    ``retry_after_s`` is what a refused client reads.
+
+    Questions: ``index_deadline_ms`` for the index; ``route_policy`` names a policy on ``tg.v1.policy.route.<name>``
+    (empty: none) with ``route_policy_deadline_ms``; ``max_deciding`` questions are open at once.
+
+    Life: ``warmup_s`` a fresh process listens to facts before it decides; ``grant_ttl_s`` a grant lives that no
+    ``ingress.state`` names; ``ingress_lost_s`` and ``worker_lost_s`` of silence; ``session_idle_s`` closes a session;
+    at most ``max_sessions`` are remembered; ``lease_s`` and ``renew_s`` of the leader's key.
+    """
+
+    policy: Literal["kv"] = "kv"
+    weights: CostWeights = msgspec.field(default_factory=CostWeights)
+    stickiness: float = 1.0
+    child_stickiness: float = 0.25
+    foreign_request_tokens: int = 2048
+    seed: int = 0
+    max_grants_per_rank: int = 256
+    hold_queue_limit: int = 1024
+    hold_deadline_s: float = 60.0
+    hold_keepalive_s: float = 0.5
+    retry_after_s: int = 1
+    index_deadline_ms: int = 50
+    route_policy: str = ""
+    route_policy_deadline_ms: int = 50
+    max_deciding: int = 1024
+    warmup_s: float = 1.2
+    grant_ttl_s: float = 15.0
+    ingress_lost_s: float = 5.0
+    worker_lost_s: float = 5.0
+    session_idle_s: float = 1800.0
+    max_sessions: int = 65_536
+    lease_s: float = 2.0
+    renew_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Rules between keys. Raises `ValueError` with one sentence."""
+        for key in (
+            "max_grants_per_rank",
+            "hold_queue_limit",
+            "hold_deadline_s",
+            "hold_keepalive_s",
+            "retry_after_s",
+            "index_deadline_ms",
+            "route_policy_deadline_ms",
+            "max_deciding",
+            "grant_ttl_s",
+            "ingress_lost_s",
+            "worker_lost_s",
+            "session_idle_s",
+            "max_sessions",
+            "renew_s",
+        ):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key} must be greater than 0")
+        for key in ("stickiness", "child_stickiness", "foreign_request_tokens", "warmup_s"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} must not be negative")
+        if self.lease_s < 3 * self.renew_s:
+            raise ValueError("lease_s must be at least 3 times renew_s")
+        if self.hold_keepalive_s > 1:
+            raise ValueError("hold_keepalive_s must be at most 1 (an ingress takes silence for a dead leader)")
+        if self.grant_ttl_s <= self.ingress_lost_s:
+            raise ValueError("grant_ttl_s must be greater than ingress_lost_s (a lost ingress owes rows first)")

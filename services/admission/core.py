@@ -1,0 +1,150 @@
+"""Admission: who may run now, and on which worker. The one door: ``handle(event, now) -> effects``.
+
+Leader and standby take in the same facts; only the leader answers and publishes. ``now`` is Unix seconds.
+"""
+
+from __future__ import annotations
+
+from schemas.admit import AdmitRequest
+from services.admission.config import AdmissionSettings
+from services.admission.deciding import Deciding
+from services.admission.effects import Effect
+from services.admission.events import (
+    Accepted,
+    AdmitAsked,
+    AdmitCancelled,
+    Decided,
+    Dispatched,
+    Ended,
+    Event,
+    FirstToken,
+    IngressStated,
+    LeadershipChanged,
+    MatchAnswered,
+    MatchFailed,
+    PolicyAnswered,
+    PolicyFailed,
+    Tick,
+    WorkerStated,
+)
+from services.admission.facts import FactWriter
+from services.admission.follow import Follower
+from services.admission.placement import Choose
+from services.admission.requests import RequestRecord
+from services.admission.state import AdmissionState
+
+SWEEP_S = 1.0
+"""How often what needs no haste is looked through, in seconds."""
+DEAF_S = 1.0
+"""A pause between ticks longer than this means that we did not listen: nobody's silence counts."""
+
+
+class Core:
+    """The admission service without I/O. ``choose`` draws uniformly below n; ``instance`` names us in facts."""
+
+    def __init__(self, settings: AdmissionSettings, instance: str, choose: Choose, now: float) -> None:
+        self.state = AdmissionState.fresh(settings, choose, now)
+        self.deciding = Deciding(self.state)
+        self._follower = Follower(self.state, self.deciding)
+        self._instance = instance
+        self._ticked = now
+        self._swept = now
+        self._connected = True
+
+    @property
+    def epoch(self) -> int | None:
+        """Epoch of our leadership; ``None`` for a standby."""
+        return self.state.facts.epoch if self.state.facts is not None else None
+
+    @property
+    def leading(self) -> bool:
+        return self.state.facts is not None
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in one event; the effects are to be carried out in order."""
+        match event:
+            case AdmitAsked(request, reply_to):
+                return self._asked(request, reply_to, now)
+            case MatchAnswered(ticket, reply):
+                return self.deciding.matched(ticket, reply, now)
+            case MatchFailed(ticket, reason):
+                return self.deciding.match_failed(ticket, reason, now)
+            case PolicyAnswered(ticket, answer):
+                return self.deciding.policy_answered(ticket, answer, now)
+            case PolicyFailed(ticket, reason):
+                return self.deciding.policy_failed(ticket, reason, now)
+            case Accepted(fact):
+                return self._follower.accepted(fact, now)
+            case Dispatched(fact):
+                return self._follower.dispatched(fact, now)
+            case FirstToken(fact):
+                return self._follower.first_token(fact, now)
+            case Ended(fact):
+                return self._follower.ended(fact, now)
+            case Decided(decision):
+                return [] if self.leading else self._follower.decided(decision, now)
+            case IngressStated(state):
+                return self._follower.ingress_stated(state, now)
+            case WorkerStated(state):
+                return self._follower.worker_stated(state, now)
+            case AdmitCancelled():
+                return self._cancelled(event, now)
+            case LeadershipChanged(epoch):
+                return self._leadership(epoch, now)
+            case Tick(connected):
+                return self._tick(connected, now)
+
+    def _asked(self, request: AdmitRequest, reply_to: str, now: float) -> list[Effect]:
+        if not self.leading:
+            return []
+        requests = self.state.requests
+        requests.heard(request.ingress, request.ingress_epoch, now)
+        record = requests.note(
+            RequestRecord(
+                request.request_id, request.model, request.identity, request.ingress, request.ingress_epoch,
+                request.received_ms, now, request.kind, request.endpoint, input_tokens=request.input_tokens,
+            )
+        )  # fmt: skip
+        if record is None:
+            return [self.deciding.refuse(request, reply_to, "request_over")]
+        if requests.is_cancelled(request.request_id):
+            return [self.deciding.refuse(request, reply_to, "cancelled")]
+        return self.deciding.asked(request, reply_to, record, now)
+
+    def _cancelled(self, event: AdmitCancelled, now: float) -> list[Effect]:
+        cancel = event.cancel
+        record = self.state.requests.get(cancel.request_id)
+        if record is not None and record.ingress != cancel.ingress:
+            self.state.counters.cancels["not_its_owner"] += 1
+            return []
+        self.state.counters.cancels[cancel.reason] += 1
+        if cancel.reason == "client_disconnect":
+            self.state.requests.cancel(cancel.request_id, now)
+        return self.deciding.cancelled(cancel, now)
+
+    def _leadership(self, epoch: int | None, now: float) -> list[Effect]:
+        if epoch == self.epoch:
+            return []
+        self.deciding.drop_all()
+        self.state.facts = None if epoch is None else FactWriter(self._instance, epoch)
+        return []
+
+    def _tick(self, connected: bool, now: float) -> list[Effect]:
+        if not connected or not self._connected or now - self._ticked > DEAF_S:
+            self.state.requests.forgive(now)
+            self.state.fleet.forgive(now)
+        self._connected, self._ticked = connected, now
+        effects = self._follower.silent_workers(now)
+        effects += self._follower.lost_ingresses(now)
+        effects += self.deciding.tick(now)
+        if now - self._swept >= SWEEP_S:
+            self._swept = now
+            effects += self._sweep(now)
+        return effects
+
+    def _sweep(self, now: float) -> list[Effect]:
+        state = self.state
+        effects = self._follower.lapse(now)
+        effects += state.tell_sessions(state.sessions.expire(now - state.settings.session_idle_s), now)
+        state.requests.sweep(now)
+        return effects

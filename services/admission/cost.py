@@ -1,0 +1,137 @@
+"""The cost of placing one prompt on one rank, in blocks; lower wins.
+
+Source: spec index-and-routing §4.1 with its two corrections (§9): each position of the prompt counts once, at its best
+tier (the index answers that way), and pages of the shared pool count only in the run that continues the rank's own
+reachable prefix. Where the index is blind, what the session left on its previous worker stands in (``affinity``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from schemas.index import TierBlocks
+
+
+class CostWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights of the cost, with the names and defaults of the spec (§4.1).
+
+    ``overlap_score_credit`` c, ``overlap_score_credit_decay`` decay, ``prefill_load_scale`` s,
+    ``host_cache_hit_weight`` wh, ``disk_cache_hit_weight`` wd (disk and external), ``shared_cache_multiplier`` m,
+    ``decode_active_request_weight`` a.
+    """
+
+    overlap_score_credit: float = 1.0
+    overlap_score_credit_decay: float = 0.0
+    prefill_load_scale: float = 1.0
+    host_cache_hit_weight: float = 0.75
+    disk_cache_hit_weight: float = 0.25
+    shared_cache_multiplier: float = 0.5
+    decode_active_request_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"weights.{name} must be a finite number, not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one rank has to do already: requests, prompt tokens not prefilled yet, blocks of running prompts."""
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt to place. ``input_tokens`` in tokens, ``block_size`` in tokens a block (at least 1)."""
+
+    input_tokens: int
+    block_size: int
+
+    @property
+    def request_blocks(self) -> int:
+        """R: blocks that the prompt touches, the partial tail included."""
+        return -(-self.input_tokens // self.block_size)
+
+    @property
+    def full_blocks(self) -> int:
+        """Blocks that have an identity."""
+        return self.input_tokens // self.block_size
+
+
+def shared_run(shared: tuple[tuple[int, int], ...], reach: int) -> int:
+    """Pages of the shared pool in the run that continues a reach of ``reach`` blocks without a hole."""
+    end = reach
+    for first, last in sorted(shared):
+        if first > end:
+            break
+        end = max(end, last)
+    return end - reach
+
+
+def cost(
+    weights: CostWeights,
+    prompt: Prompt,
+    load: Load,
+    *,
+    blocks: TierBlocks,
+    shared_blocks: int = 0,
+    affinity_blocks: int = 0,
+    least_prefill_tokens: int = 0,
+) -> tuple[float, dict[str, float]]:
+    """The cost in blocks, and its terms by name (also in blocks).
+
+    ``least_prefill_tokens``: the smallest prefill load among the ranks compared, for the decay of the credit.
+    ``affinity_blocks``: stands in for ``blocks`` where the index is blind.
+
+    Source: spec index-and-routing §4.1::
+
+        prefill  = (prefill_tokens + input_tokens) / B
+        delta    = 1 / (1 + decay * ((prefill_tokens - least_prefill_tokens) / B) / R)
+        credit   = c*delta*device + wh*host + wd*(disk + external) + m*shared + c*delta*affinity
+        cost     = s * max(0, prefill - credit) + decode + a * requests
+    """
+    size = prompt.block_size
+    prefill = (load.prefill_tokens + prompt.input_tokens) / size
+    near = weights.overlap_score_credit
+    if weights.overlap_score_credit_decay:
+        backlog = (load.prefill_tokens - least_prefill_tokens) / size / max(prompt.request_blocks, 1)
+        near /= 1 + weights.overlap_score_credit_decay * backlog
+    device = near * blocks.device
+    host = weights.host_cache_hit_weight * blocks.host
+    disk = weights.disk_cache_hit_weight * (blocks.disk + blocks.external)
+    shared = weights.shared_cache_multiplier * shared_blocks
+    affinity = near * affinity_blocks
+    adjusted = max(0.0, prefill - device - host - disk - shared - affinity)
+    # Without the chains of running prompts their common prefixes cannot be told apart: each counts its own blocks.
+    decode = float(load.blocks + prompt.full_blocks)
+    requests = weights.decode_active_request_weight * load.requests
+    total = weights.prefill_load_scale * adjusted + decode + requests
+    return total, {
+        "prefill": prefill,
+        "device_credit": device,
+        "host_credit": host,
+        "disk_credit": disk,
+        "shared_credit": shared,
+        "affinity_credit": affinity,
+        "adjusted_prefill": adjusted,
+        "decode": decode,
+        "requests": requests,
+    }
+
+
+def predicted_cached_tokens(reach: int, input_tokens: int, block_size: int) -> int:
+    """Prompt tokens that the engine should find in its cache, in tokens.
+
+    ``reach``: blocks of the contiguous prefix the chosen rank holds. The last token is always computed, so a prompt
+    that is cached to its end loses its last block.
+    """
+    if block_size <= 0 or input_tokens <= 0:
+        return 0
+    return min(reach, (input_tokens - 1) // block_size) * block_size

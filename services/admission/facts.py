@@ -1,0 +1,114 @@
+"""The facts that admission publishes: numbered per family within our leadership."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from schemas.admit import Grant
+from schemas.decision import Decision
+from schemas.request import RequestEnd
+from schemas.session import SessionFact
+from services.admission.asks import Ask
+from services.admission.lost import OUTCOME, total_ms
+from services.admission.placement import Placement
+from services.admission.requests import RequestRecord
+from services.admission.sessions import SessionChange
+
+
+class FactWriter:
+    """Makes facts of one leadership. ``seq`` counts from 0 per family and epoch."""
+
+    def __init__(self, source: str, epoch: int) -> None:
+        self.source = source
+        self.epoch = epoch
+        self._sequences: Counter[str] = Counter()
+
+    def _next(self, family: str) -> int:
+        seq = self._sequences[family]
+        self._sequences[family] += 1
+        return seq
+
+    def session(self, change: SessionChange, now: float) -> SessionFact:
+        """A transition of a session."""
+        session = change.session
+        return SessionFact(
+            source=self.source,
+            epoch=self.epoch,
+            seq=self._next("session"),
+            at_ms=int(now * 1000),
+            session=session.identity.key,
+            session_id=session.identity.session_id,
+            state=change.state,
+            parent=session.identity.parent,
+            model=session.model,
+            worker=session.worker,
+            rank=session.rank,
+            turns=session.turns,
+            context_tokens=session.context_tokens,
+            reason=change.reason,
+            numbers=change.numbers,
+        )
+
+    def lost_end(self, record: RequestRecord, reason: str, now: float) -> RequestEnd:
+        """The end of a request whose ingress is lost."""
+        return RequestEnd(
+            source=self.source,
+            epoch=self.epoch,
+            seq=self._next("request_end"),
+            at_ms=int(now * 1000),
+            request_id=record.request_id,
+            model=record.model,
+            identity=record.identity,
+            outcome=OUTCOME,
+            kind=record.kind,
+            endpoint=record.endpoint,
+            reason=reason,
+            worker=record.worker,
+            rank=record.rank,
+            grant_id=record.grant_id,
+            mode=record.mode,
+            predicted_cached_tokens=record.predicted_cached_tokens,
+            total_ms=total_ms(record, now),
+        )
+
+    def decision(
+        self,
+        ask: Ask,
+        placement: Placement,
+        grant: Grant,
+        *,
+        policy: str | None,
+        builtin: str,
+        block_size: int,
+        predicted_cached_tokens: int,
+        previous_worker: str | None,
+        now: float,
+    ) -> Decision:
+        """The decision that made ``grant``. ``policy``: the user's policy that chose, if one did."""
+        request, chosen = ask.request, placement.chosen
+        return Decision(
+            source=self.source,
+            epoch=self.epoch,
+            seq=self._next("decision"),
+            at_ms=int(now * 1000),
+            request_id=request.request_id,
+            model=request.model,
+            worker=chosen.worker,
+            rank=chosen.rank,
+            identity=request.identity,
+            grant=grant,
+            attempt=request.attempt,
+            kind=request.kind,
+            mode="policy" if policy is None else "custom",
+            policy=builtin if policy is None else policy,
+            input_tokens=request.input_tokens,
+            block_size=block_size,
+            predicted_cached_tokens=predicted_cached_tokens,
+            previous_worker=previous_worker,
+            index_health=chosen.health,
+            index_reason=chosen.health_reason,
+            hold_ms=int(ask.held_s * 1000),
+            hold_reason=ask.hold_reason,
+            decide_us=max(0, int((now - ask.started_at) * 1e6)),
+            candidates=placement.candidates,
+        )

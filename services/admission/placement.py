@@ -1,0 +1,175 @@
+"""Policy ``kv``: which rank takes this prompt, by cost, with the session's previous worker preferred.
+
+Candidates are all ranks of the workers that serve the model. Each gets its cost or the reason it is excluded. The
+least cost wins; equal costs are drawn uniformly. The preferred worker (the session's previous one, or at a child's
+first placement its parent's) is taken instead while it costs at most ``margin`` times the prompt's blocks more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.decision import Candidate
+from schemas.index import MatchReply, SourceHealth, TierBlocks, WorkerMatch
+from services.admission.cost import CostWeights, Load, Prompt, cost, shared_run
+from services.admission.grants import Ledger
+from services.admission.workers import Worker, load_of
+
+Choose = Callable[[int], int]
+"""A number below n, drawn uniformly (a seeded generator's ``randrange``)."""
+
+EQUAL = 1e-9
+"""Costs closer than this, in blocks, are equal."""
+
+_NOTHING = TierBlocks()
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """The rank to prefer: by how much (share of the prompt's blocks), and what it may still hold, in blocks.
+
+    ``affinity_blocks`` counts only where the index is blind.
+    """
+
+    worker: str | None = None
+    rank: int | None = None
+    margin: float = 0.0
+    affinity_blocks: int = 0
+
+
+NO_PREFERENCE = Preference()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason."""
+
+    reason: str | None = None
+    matches: Mapping[tuple[str, int], WorkerMatch] | None = None
+    shared: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def blind(cls, reason: str) -> IndexView:
+        """The index did not say anything."""
+        return cls(reason=reason)
+
+    @classmethod
+    def of(cls, reply: MatchReply) -> IndexView:
+        """As answered."""
+        if reply.error is not None:
+            return cls.blind(reply.error)
+        return cls(None, {(match.worker, match.rank): match for match in reply.matches}, reply.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The choice (an index into ``candidates``), or why there is none (``None``, ``reason``)."""
+
+    candidates: tuple[Candidate, ...]
+    choice: int | None
+    reason: str | None = None
+
+    @property
+    def chosen(self) -> Candidate:
+        """The chosen candidate. Only when there is a choice."""
+        if self.choice is None:
+            raise ValueError("nothing was chosen")
+        return self.candidates[self.choice]
+
+
+def place(
+    workers: Sequence[Worker],
+    ledger: Ledger,
+    prompt: Prompt,
+    index: IndexView,
+    *,
+    weights: CostWeights,
+    max_grants_per_rank: int,
+    choose: Choose,
+    preference: Preference = NO_PREFERENCE,
+    excluded: tuple[str, ...] = (),
+) -> Placement:
+    """Score every rank of ``workers`` and choose one."""
+    loads = [(worker, rank, load_of(worker, rank, ledger)) for worker in workers for rank in worker.ranks]
+    least = min((load.prefill_tokens for worker, _, load in loads if worker.placeable), default=0)
+    candidates: list[Candidate] = []
+    for worker, rank, load in loads:
+        view = _view(worker, rank, prompt, index, preference)
+        blind = view.health == "blind"
+        value, parts = cost(
+            weights,
+            prompt,
+            load,
+            blocks=view.blocks,
+            shared_blocks=0 if blind else shared_run(index.shared, view.blocks.reach),
+            affinity_blocks=preference.affinity_blocks if blind and view.sticky else 0,
+            least_prefill_tokens=least,
+        )
+        open_grants = ledger.account(worker.name, rank).requests
+        candidates.append(
+            Candidate(
+                worker=worker.name,
+                rank=rank,
+                cost=value,
+                parts=parts,
+                blocks=view.blocks,
+                open_grants=open_grants,
+                health=view.health,
+                health_reason=view.reason,
+                sticky=view.sticky,
+                excluded=_excluded(worker, open_grants, max_grants_per_rank, excluded),
+            )
+        )
+    choice = _choose(candidates, prompt, preference, choose)
+    return Placement(tuple(candidates), choice, None if choice is not None else _no_choice(candidates))
+
+
+def _excluded(worker: Worker, open_grants: int, limit: int, excluded: tuple[str, ...]) -> str | None:
+    if worker.name in excluded:
+        return "failed_before"
+    if not worker.placeable:
+        return worker.state.health
+    if open_grants >= limit:
+        return "at_limit"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is known of one rank's cache for this prompt, and whether it is the preferred rank."""
+
+    health: SourceHealth
+    reason: str | None
+    blocks: TierBlocks
+    sticky: bool
+
+
+def _view(worker: Worker, rank: int, prompt: Prompt, index: IndexView, preference: Preference) -> _View:
+    sticky = worker.name == preference.worker and preference.rank in (None, rank)
+    if worker.state.profile.block_size not in (None, prompt.block_size):
+        return _View("blind", "block_size", _NOTHING, sticky)
+    if index.matches is None:
+        return _View("blind", index.reason, _NOTHING, sticky)
+    match = index.matches.get((worker.name, rank))
+    if match is None:
+        return _View("blind", "no_source", _NOTHING, sticky)
+    return _View(match.health, match.reason, _NOTHING if match.health == "blind" else match.blocks, sticky)
+
+
+def _choose(candidates: Sequence[Candidate], prompt: Prompt, preference: Preference, choose: Choose) -> int | None:
+    eligible = [(each.cost or 0.0, place) for place, each in enumerate(candidates) if each.excluded is None]
+    if not eligible:
+        return None
+    best = min(eligible)[0]
+    if preference.worker is not None:
+        own = [pair for pair in eligible if candidates[pair[1]].sticky]
+        if own and min(own)[0] <= best + preference.margin * prompt.request_blocks + EQUAL:
+            eligible, best = own, min(own)[0]
+    tied = [place for value, place in eligible if value <= best + EQUAL]
+    return tied[0] if len(tied) == 1 else tied[choose(len(tied))]
+
+
+def _no_choice(candidates: Sequence[Candidate]) -> str:
+    """Why nothing could be chosen: ``at_limit`` when a place will come free, else ``no_worker``."""
+    return "at_limit" if any(each.excluded == "at_limit" for each in candidates) else "no_worker"

@@ -1,0 +1,195 @@
+"""The session table: where each session is in its life, what it weighs, and where it ran last.
+
+A side request (title, compaction, count_tokens) shares its session's id but not its prefix, and never moves it. A
+request without identity is a session of its own, closed with its only turn.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from schemas.request import Usage
+from schemas.session import RequestKind, SessionIdentity, SessionKey
+
+FactState = Literal["opened", "acting", "closed"]
+"""The transitions that the bus is told."""
+
+MOVES_SESSION: frozenset[RequestKind] = frozenset({"turn", "final"})
+
+
+class SessionState(Enum):
+    """``OPENED``: known, no turn yet. ``REASONING``: a turn runs. ``ACTING``: its tools run. ``CLOSED``: over."""
+
+    OPENED = "opened"
+    REASONING = "reasoning"
+    ACTING = "acting"
+    CLOSED = "closed"
+
+
+class SessionEvent(Enum):
+    """What moves a session. ``TURN_ENDED``: others of its turns still run."""
+
+    TURN_BEGAN = "turn_began"
+    TURN_ENDED = "turn_ended"
+    LAST_TURN_ENDED = "last_turn_ended"
+    FINAL_TURN_ENDED = "final_turn_ended"
+    EXPIRED = "expired"
+
+
+TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
+    (SessionState.OPENED, SessionEvent.TURN_BEGAN): SessionState.REASONING,
+    (SessionState.OPENED, SessionEvent.EXPIRED): SessionState.CLOSED,
+    (SessionState.REASONING, SessionEvent.TURN_BEGAN): SessionState.REASONING,
+    (SessionState.REASONING, SessionEvent.TURN_ENDED): SessionState.REASONING,
+    (SessionState.REASONING, SessionEvent.LAST_TURN_ENDED): SessionState.ACTING,
+    (SessionState.REASONING, SessionEvent.FINAL_TURN_ENDED): SessionState.CLOSED,
+    (SessionState.ACTING, SessionEvent.TURN_BEGAN): SessionState.REASONING,
+    (SessionState.ACTING, SessionEvent.EXPIRED): SessionState.CLOSED,
+}
+"""Every move there is; a pair that is not here is a bug of the caller (`KeyError`)."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One session. ``context_tokens``: prompt and answer of its last turn. ``touched``: Unix seconds."""
+
+    identity: SessionIdentity
+    model: str
+    touched: float
+    state: SessionState = SessionState.OPENED
+    in_flight: int = 0
+    turns: int = 0
+    context_tokens: int = 0
+    worker: str | None = None
+    rank: int | None = None
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """A transition to tell the bus, with its numbers (tokens, turns)."""
+
+    session: Session
+    state: FactState
+    reason: str | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+class SessionTable:
+    """Sessions by key, the longest untouched first. Bounded: the longest idle one is closed for a new one."""
+
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, key: SessionKey) -> Session | None:
+        return self._sessions.get(key)
+
+    def states(self) -> dict[str, int]:
+        """How many sessions are in each state."""
+        counts = dict.fromkeys((state.value for state in SessionState if state is not SessionState.CLOSED), 0)
+        for session in self._sessions.values():
+            counts[session.state.value] += 1
+        return counts
+
+    def begin_turn(self, identity: SessionIdentity, model: str, kind: RequestKind, now: float) -> list[SessionChange]:
+        """A turn was placed: call once per request, however often it is placed anew."""
+        if kind not in MOVES_SESSION:
+            return []
+        changes: list[SessionChange] = []
+        session = self._sessions.get(identity.key)
+        if session is None:
+            changes += self._make_room()
+            session = self._sessions[identity.key] = Session(identity, model, now)
+            changes.append(SessionChange(session, "opened"))
+        self._touch(session, now)
+        session.identity, session.model = identity, model
+        session.state = TRANSITIONS[session.state, SessionEvent.TURN_BEGAN]
+        session.in_flight += 1
+        session.turns += 1
+        session.final = session.final or kind == "final" or bool(identity.final)
+        return changes
+
+    def placed(self, key: SessionKey, kind: RequestKind, worker: str, rank: int) -> None:
+        """The session's turn runs (or was tried again) on this rank."""
+        session = self._sessions.get(key)
+        if session is not None and kind in MOVES_SESSION:
+            session.worker, session.rank = worker, rank
+
+    def end_turn(
+        self, key: SessionKey, kind: RequestKind, usage: Usage, input_tokens: int, reason: str, now: float
+    ) -> list[SessionChange]:
+        """A turn that `begin_turn` counted is over. ``input_tokens``: of its prompt, where ``usage`` has none."""
+        session = self._sessions.get(key)
+        if session is None or kind not in MOVES_SESSION:
+            return []
+        self._touch(session, now)
+        session.in_flight -= 1
+        prompt = usage.input_tokens if usage.input_tokens is not None else input_tokens
+        if prompt:
+            session.context_tokens = prompt + (usage.output_tokens or 0)
+        numbers = {"input_tokens": float(prompt), "turns": float(session.turns)}
+        if usage.output_tokens is not None:
+            numbers["output_tokens"] = float(usage.output_tokens)
+        if usage.cached_tokens is not None:
+            numbers["cached_tokens"] = float(usage.cached_tokens)
+        if session.in_flight:
+            session.state = TRANSITIONS[session.state, SessionEvent.TURN_ENDED]
+            return []
+        single = session.identity.key.family == "request"
+        if session.final or single:
+            session.state = TRANSITIONS[session.state, SessionEvent.FINAL_TURN_ENDED]
+            del self._sessions[key]
+            return [SessionChange(session, "closed", "single_request" if single else "final", numbers)]
+        session.state = TRANSITIONS[session.state, SessionEvent.LAST_TURN_ENDED]
+        return [SessionChange(session, "acting", reason, numbers)]
+
+    def forget_worker(self, worker: str) -> int:
+        """The worker is lost: no session prefers it any more. Returns how many did."""
+        forgotten = 0
+        for session in self._sessions.values():
+            if session.worker == worker:
+                session.worker = session.rank = None
+                forgotten += 1
+        return forgotten
+
+    def expire(self, idle_since: float) -> list[SessionChange]:
+        """Close sessions untouched since ``idle_since`` (Unix seconds) that have nothing in flight."""
+        changes: list[SessionChange] = []
+        for key, session in list(self._idle(idle_since)):
+            del self._sessions[key]
+            changes.append(self._expired(session, "idle"))
+        return changes
+
+    def _idle(self, idle_since: float) -> list[tuple[SessionKey, Session]]:
+        idle = []
+        for key, session in self._sessions.items():
+            if session.touched > idle_since:
+                break
+            if session.in_flight == 0:
+                idle.append((key, session))
+        return idle
+
+    def _make_room(self) -> list[SessionChange]:
+        if len(self._sessions) < self._max_sessions:
+            return []
+        for key, session in self._sessions.items():
+            if session.in_flight == 0:
+                del self._sessions[key]
+                return [self._expired(session, "table_full")]
+        return []  # all have turns in flight: the bound on open requests is the bound here
+
+    @staticmethod
+    def _expired(session: Session, reason: str) -> SessionChange:
+        session.state = TRANSITIONS[session.state, SessionEvent.EXPIRED]
+        return SessionChange(session, "closed", reason, {"turns": float(session.turns)})
+
+    def _touch(self, session: Session, now: float) -> None:
+        session.touched = now
+        self._sessions.move_to_end(session.identity.key)

@@ -1,0 +1,79 @@
+"""All that admission knows, in one place, and the few changes that asks and facts share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.request import Usage
+from services.admission.config import AdmissionSettings
+from services.admission.counters import Counters
+from services.admission.effects import Effect, Publish
+from services.admission.facts import FactWriter
+from services.admission.grants import Ledger, OpenGrant
+from services.admission.placement import Choose
+from services.admission.requests import RequestRecord, RequestTable
+from services.admission.sessions import SessionChange, SessionTable
+from services.admission.workers import Fleet
+
+
+@dataclass(slots=True)
+class AdmissionState:
+    """The tables, and whether we lead (``facts`` is ``None`` for a standby: it knows the same and says nothing)."""
+
+    settings: AdmissionSettings
+    choose: Choose
+    warm_at: float
+    fleet: Fleet
+    ledger: Ledger
+    sessions: SessionTable
+    requests: RequestTable
+    counters: Counters
+    facts: FactWriter | None = None
+
+    @classmethod
+    def fresh(cls, settings: AdmissionSettings, choose: Choose, now: float) -> AdmissionState:
+        """Nothing known yet; facts are listened to until ``warmup_s`` from now before anything is decided."""
+        return cls(
+            settings=settings,
+            choose=choose,
+            warm_at=now + settings.warmup_s,
+            fleet=Fleet(settings.foreign_request_tokens),
+            ledger=Ledger(),
+            sessions=SessionTable(settings.max_sessions),
+            requests=RequestTable(),
+            counters=Counters(),
+        )
+
+    def release(self, request_id: str, why: str) -> OpenGrant | None:
+        """Reverse the request's grant, if it has one, and count why."""
+        entry = self.ledger.release(request_id)
+        if entry is not None:
+            self.counters.released[why] += 1
+        return entry
+
+    def tell_sessions(self, changes: list[SessionChange], now: float) -> list[Effect]:
+        """Count the transitions and, as leader, publish them."""
+        effects: list[Effect] = []
+        for change in changes:
+            self.counters.sessions[change.state] += 1
+            if self.facts is not None:
+                effects.append(Publish(self.facts.session(change, now)))
+        return effects
+
+    def turn_placed(self, record: RequestRecord, now: float) -> list[Effect]:
+        """The request runs on ``record.worker``: its session has a turn in flight (counted once per request)."""
+        effects: list[Effect] = []
+        if not record.turn_open:
+            record.turn_open = True
+            effects = self.tell_sessions(self.sessions.begin_turn(record.identity, record.model, record.kind, now), now)
+        if record.worker is not None:
+            self.sessions.placed(record.identity.key, record.kind, record.worker, record.rank or 0)
+        return effects
+
+    def turn_over(self, record: RequestRecord, usage: Usage, reason: str, now: float) -> list[Effect]:
+        """The request's turn is over, however it came."""
+        if not record.turn_open:
+            return []
+        record.turn_open = False
+        changes = self.sessions.end_turn(record.identity.key, record.kind, usage, record.input_tokens, reason, now)
+        return self.tell_sessions(changes, now)

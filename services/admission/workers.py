@@ -1,0 +1,128 @@
+"""The fleet as admission sees it: every worker's last state, whether it lives, and load that is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from schemas.worker import RankLoad, WorkerHealth, WorkerState
+from services.admission.cost import Load
+from services.admission.grants import Ledger, RankAccount
+
+PLACEABLE: frozenset[WorkerHealth] = frozenset({"ready", "mismatch"})
+"""``mismatch`` (its events contradict its profile) is placed by load only: the index calls it blind."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One engine. ``foreign``: load of each rank that our own grants do not explain, as of the last scrape."""
+
+    state: WorkerState
+    seen: float
+    foreign: dict[int, Load] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.state.worker
+
+    @property
+    def ranks(self) -> range:
+        return range(max(self.state.profile.ranks, 1))
+
+    @property
+    def placeable(self) -> bool:
+        return self.state.health in PLACEABLE
+
+
+class Fleet:
+    """Workers by name and by the models they serve."""
+
+    def __init__(self, foreign_request_tokens: int) -> None:
+        self._foreign_request_tokens = foreign_request_tokens
+        self._workers: dict[str, Worker] = {}
+        self._by_model: dict[str, list[Worker]] = {}
+        self._models_seen: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def get(self, name: str) -> Worker | None:
+        return self._workers.get(name)
+
+    def serving(self, model: str) -> list[Worker]:
+        """Workers of this model, healthy or not, by name."""
+        return self._by_model.get(model, [])
+
+    def known(self, model: str) -> bool:
+        """Whether any worker has ever served this model."""
+        return model in self._models_seen
+
+    @property
+    def models_seen(self) -> int:
+        return len(self._models_seen)
+
+    def stated(self, state: WorkerState, ledger: Ledger, now: float) -> bool:
+        """Take in a heartbeat. ``True`` when the worker was lost by it (left, or its engine started anew)."""
+        before = self._workers.get(state.worker)
+        if state.health == "left":
+            self.remove(state.worker)
+            return before is not None
+        restarted = before is not None and before.state.incarnation != state.incarnation
+        foreign = {load.rank: self._foreign(state, load, ledger.mark(state.worker, load.rank)) for load in state.loads}
+        if before is None:
+            self._workers[state.worker] = Worker(state, now, foreign)
+            self._index()
+        else:
+            reindex = before.state.profile != state.profile
+            before.state, before.seen, before.foreign = state, now, foreign
+            if reindex:
+                self._index()
+        return restarted
+
+    def remove(self, name: str) -> None:
+        """Forget a worker."""
+        if self._workers.pop(name, None) is not None:
+            self._index()
+
+    def silent(self, since: float) -> list[str]:
+        """Workers not heard of after ``since`` (Unix seconds)."""
+        return [worker.name for worker in self._workers.values() if worker.seen <= since]
+
+    def forgive(self, now: float) -> None:
+        """We could not listen: count everybody's silence from now."""
+        for worker in self._workers.values():
+            worker.seen = now
+
+    def _foreign(self, state: WorkerState, load: RankLoad, ours: RankAccount) -> Load:
+        size = state.profile.block_size or 0
+        used = int(load.kv_usage * (state.profile.kv_tokens or 0)) // size if size else 0
+        waiting = max(0, load.waiting - ours.peak_waiting)
+        return Load(
+            requests=max(0, load.running + load.waiting - ours.peak_requests),
+            prefill_tokens=waiting * self._foreign_request_tokens,
+            blocks=max(0, used - ours.peak_blocks),
+        )
+
+    def _index(self) -> None:
+        by_model: dict[str, list[Worker]] = {}
+        for worker in sorted(self._workers.values(), key=lambda each: each.name):
+            for model in dict.fromkeys((worker.state.profile.model, *worker.state.profile.models)):
+                by_model.setdefault(model, []).append(worker)
+        self._by_model = by_model
+        self._models_seen.update(by_model)
+
+
+def load_of(worker: Worker, rank: int, ledger: Ledger) -> Load:
+    """Load of one rank: our own open grants first, then what the last scrape showed beyond them (D1)."""
+    ours = ledger.account(worker.name, rank)
+    foreign = worker.foreign.get(rank)
+    if foreign is None:
+        return Load(ours.requests, ours.prefill_tokens, ours.blocks)
+    return Load(
+        ours.requests + foreign.requests,
+        ours.prefill_tokens + foreign.prefill_tokens,
+        ours.blocks + foreign.blocks,
+    )

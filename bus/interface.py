@@ -6,7 +6,7 @@ arrival; what they raise is counted and logged, never lost silently, and ends no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,12 +95,14 @@ class KeyValue(Protocol):
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Compare and set. Raises `WrongRevisionError`."""
 
-    async def delete(self, key: str) -> None: ...
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """With ``revision``: only if it is still the last one. Raises `WrongRevisionError`."""
 
     async def keys(self) -> list[str]: ...
 
-    def watch(self, prefix: str = "") -> AsyncIterator[KeyEntry]:
-        """Current entries first, then changes, until the iterator is closed."""
+    def watch(self, prefix: str = "") -> AsyncGenerator[KeyEntry, None]:
+        """Current entries first, then changes, until the iterator is closed. ``prefix``: leading tokens of the keys.
+        What expires, and what a lost bucket no longer has, is seen as deleted."""
 
 
 class ObjectStore(Protocol):
@@ -183,9 +185,9 @@ class Bus(Protocol):
 
     def request_many(
         self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
-    ) -> AsyncIterator[BusMessage]:
-        """Every answer, until the caller closes the iterator. Raises as `request`; `BusTimeoutError` after
-        ``idle_timeout_s`` of silence or ``deadline_s`` in all."""
+    ) -> AsyncGenerator[BusMessage, None]:
+        """Every answer, until the caller closes the iterator (`contextlib.aclosing`). Raises as `request`;
+        `BusTimeoutError` after ``idle_timeout_s`` of silence or ``deadline_s`` in all."""
 
     async def serve(
         self, name: str, version: str, description: str, endpoints: list[Endpoint], metadata: Mapping[str, str]
@@ -198,7 +200,7 @@ class Bus(Protocol):
     async def consume(self, durable: str, filter_subject: str, *, ack_wait_s: float = 30.0) -> Consumer:
         """A durable consumer of the trace stream, created or resumed by name."""
 
-    def tail(self, filter_subject: str, *, from_start: bool = False) -> AsyncIterator[StoredRow]:
+    def tail(self, filter_subject: str, *, from_start: bool = False) -> AsyncGenerator[StoredRow, None]:
         """Rows of the trace stream as they come (no acknowledgement), in order, until closed."""
 
     async def key_value(self, bucket: str, *, ttl_s: float | None = None) -> KeyValue: ...

@@ -36,6 +36,10 @@ class EventLog:
     def error(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
         self._log(logging.ERROR, event, error, fields)
 
+    def exception(self, event: str, **fields: Any) -> None:
+        """As `error`, with the traceback of the exception being handled."""
+        self._log(logging.ERROR, event, sys.exc_info()[1], fields)
+
     def _log(self, level: int, event: str, error: BaseException | None, fields: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, exc_info=error, extra={_FIELDS: fields}, stacklevel=3)

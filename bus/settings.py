@@ -19,7 +19,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
-from msgspec.structs import FieldInfo, fields as struct_fields
+from msgspec.structs import FieldInfo
+from msgspec.structs import fields as struct_fields
 
 from bus.errors import SettingsError
 

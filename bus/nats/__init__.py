@@ -1,0 +1,5 @@
+"""The bus over NATS (nats-py): `connect` gives a `bus.interface.Bus`."""
+
+from bus.nats.connection import NatsBus, NatsOptions, connect
+
+__all__ = ["NatsBus", "NatsOptions", "connect"]

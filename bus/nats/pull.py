@@ -1,0 +1,138 @@
+"""Pulling rows of one JetStream consumer: ask for a batch, buffer what comes, notice when the consumer is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from bus.interface import StoredRow
+from bus.nats.replies import NO_HEADERS, STATUS
+
+if TYPE_CHECKING:
+    from bus.nats.connection import NatsBus
+
+HEARTBEAT_S = 1.0
+_SILENCE_S = 3.0
+_NO_MESSAGES, _TIMED_OUT, _CONFLICT, _HEARTBEAT = "404", "408", "409", "100"
+
+
+class RowPlace(msgspec.Struct, frozen=True):
+    """A row's place, as its acknowledgement subject tells it."""
+
+    delivered: int
+    stream_seq: int
+    consumer_seq: int
+    pending: int
+
+
+def place_of(reply: str) -> RowPlace:
+    """Parse ``$JS.ACK.…`` (9 tokens, or 11 and more with domain and account)."""
+    tokens = reply.split(".")
+    first = 4 if len(tokens) == 9 else 6
+    return RowPlace(int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first + 4]))
+
+
+def _is_deleted(headers: Mapping[str, str]) -> bool:
+    return "delete" in headers.get("Description", "").lower()
+
+
+class Pull:
+    """Requests to one consumer over one inbox. `rows` holds what has come, at most what was asked for.
+
+    `broken` says why nothing more will come until the consumer is looked after: it is missing, was deleted, or the
+    server has been silent for three heartbeats.
+    """
+
+    def __init__(self, bus: NatsBus, stream: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+        self._asked = 0
+        self._heard_at = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self.rows: deque[tuple[StoredRow, RowPlace]] = deque()
+        self.broken: str | None = "new"
+
+    async def attach(self, consumer: str) -> None:
+        """Pull from ``consumer`` from now on; whatever an earlier one still sends is ignored."""
+        await self.detach()
+        self._consumer = consumer
+        # Not one of `Replies`: pulled messages come to the inbox under the subject they were stored with.
+        self._inbox = self._bus.client.new_inbox()
+        self._subscription = await self._bus.client.subscribe(self._inbox, cb=self._receive)
+        self._bus.js.pulls.add(self)
+        self.broken = None
+
+    async def detach(self) -> None:
+        self._bus.js.pulls.discard(self)
+        subscription, self._subscription = self._subscription, None
+        self._asked = 0
+        self.broken = "detached"
+        if subscription is not None and not self._bus.client.is_closed:
+            await subscription.unsubscribe()
+
+    def ask(self, limit: int, expires_s: float) -> None:
+        """One request for up to ``limit`` rows, unless one is open."""
+        if self._asked > 0 or self.broken is not None:
+            return
+        self._asked = limit
+        self._heard_at = asyncio.get_running_loop().time()
+        request: dict[str, int] = {"batch": limit, "expires": int(expires_s * 1e9)}
+        if expires_s >= 2 * HEARTBEAT_S:
+            request["idle_heartbeat"] = int(HEARTBEAT_S * 1e9)
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        if not self._bus.send(subject, msgspec.json.encode(request), self._inbox, None):
+            self.fail("bus_down")
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until a row has come, the open request has ended, or `broken`; at most ``timeout_s``."""
+        if self.rows or self.broken is not None or self._asked <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        waiter = self._waiter = loop.create_future()
+        try:
+            while not waiter.done():
+                left = min(deadline, self._heard_at + _SILENCE_S) - loop.time()
+                if left <= 0:
+                    break
+                await asyncio.wait({waiter}, timeout=left)
+        finally:
+            self._waiter = None
+        if not waiter.done() and loop.time() >= self._heard_at + _SILENCE_S:
+            self.fail("silent")
+
+    async def _receive(self, message: Msg) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        headers = message.headers or NO_HEADERS
+        status = headers.get(STATUS)
+        if status is None:
+            place = place_of(message.reply)
+            row = StoredRow(message.subject, message.data, headers, place.stream_seq, place.delivered, message.reply)
+            self.rows.append((row, place))
+            self._asked -= 1
+        elif status == _HEARTBEAT:
+            return
+        elif status in (_NO_MESSAGES, _TIMED_OUT) or (status == _CONFLICT and not _is_deleted(headers)):
+            self._asked = 0
+        else:
+            self.fail(headers.get("Description", "") or f"status {status}")
+        self._wake()
+
+    def fail(self, reason: str) -> None:
+        """Nothing more will come of what is open now."""
+        self.broken = reason
+        self._asked = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,259 @@
+"""``main`` of every service: settings, bus, health pages, signals, clean stop.
+
+    if __name__ == "__main__":
+        sys.exit(run_service("indexer", IndexerSettings, IndexerService))
+
+Exit codes: 0 stopped as asked; 1 a task failed or the bus is gone for good (the supervisor restarts); 2 a setting is
+wrong (one sentence on stderr; restarting does not help).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import click
+import uvloop
+from prometheus_client import REGISTRY
+
+from bus.errors import BusError, SettingsError
+from bus.health import HealthServer, LoopLag, ProcessCollector
+from bus.interface import Bus, ServedEndpoints
+from bus.log import EventLog, set_up_logging
+from bus.nats import connect
+from bus.settings import (
+    CommonSettings,
+    describe_settings,
+    load_with_origins,
+    parse_overrides,
+    redact,
+    show_settings,
+)
+from bus.tasks import Tasks
+
+log = EventLog(__name__)
+
+
+class Service(Protocol):
+    """What a service's shell gives to the process that runs it."""
+
+    async def start(self, bus: Bus, tasks: Tasks) -> None:
+        """Subscribe, and start loops with ``tasks.start(name, coroutine)``."""
+
+    def not_ready(self) -> str | None:
+        """``None``: ready; else the reason that ``/readyz`` shows."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Drain. Tasks are cancelled and awaited after it, the bus is closed after them."""
+
+
+S = TypeVar("S", bound=CommonSettings)
+Factory = Callable[[S], Service]
+
+
+def run_service(section: str, kind: type[S], factory: Factory[S], argv: Sequence[str] | None = None) -> int:
+    """Run one service until it is told to stop; returns the exit code. ``argv``: arguments without the program."""
+    command = _command(section, kind, factory)
+    try:
+        return int(command.main(args=None if argv is None else list(argv), standalone_mode=False) or 0)
+    except SettingsError as error:
+        print(f"{section}: {error}", file=sys.stderr)  # noqa: T201 - the one sentence for whoever started us
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.exceptions.Abort:
+        return 1
+
+
+def _command(section: str, kind: type[S], factory: Factory[S]) -> click.Command:
+    @click.command(section, help=_help(section, kind), context_settings={"help_option_names": ["-h", "--help"]})
+    @click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        envvar="TIDEGATE_CONFIG",
+        help=f"TOML file with the tables [common] and [{section}]; those of other services are ignored.",
+    )
+    @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Override one setting; repeatable.")
+    @click.option("--print-config", is_flag=True, help="Print the settings that would be used, and where from.")
+    def command(config: Path | None, pairs: tuple[str, ...], print_config: bool) -> int:
+        loaded = load_with_origins(section, kind, file=config, overrides=parse_overrides(pairs))
+        if print_config:
+            click.echo(show_settings(loaded, section), nl=False)
+            return 0
+        settings = loaded.settings
+        set_up_logging(settings.log_level, settings.log_format, instance=settings.instance)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(ServiceProcess(section, settings, factory).run())
+
+    return command
+
+
+def _help(section: str, kind: type[CommonSettings]) -> str:
+    rows = describe_settings(section, kind)
+    width = max(len(f"{key} = {default}") for key, default, _ in rows)
+    table = "\n".join(f"{f'{key} = {default}':{min(width, 60)}}  {variable}" for key, default, variable in rows)
+    about = (kind.__doc__ or "").strip().split("\n\n")[0]
+    return (
+        f"Run the {section} service of Tidegate.\n\n{about}\n\n"
+        "\b\nSettings, with their defaults, and the variables that set them:\n" + table + "\n\n"
+        f"Later wins: defaults, [common] and [{section}] of --config, environment, --set. Lists and tables are JSON in "
+        "the environment and in --set. The process answers /healthz, /readyz and /metrics on http_host:http_port."
+    )
+
+
+class ServiceProcess(Generic[S]):
+    """One service from connect to close."""
+
+    def __init__(self, section: str, settings: S, factory: Factory[S]) -> None:
+        self._section = section
+        self._settings = settings
+        self._factory = factory
+        self._bus: Bus | None = None
+        self._service: Service | None = None
+        self._state: str | None = "starting"
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._lag = LoopLag()
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises `SettingsError` when the service's own start finds a setting wrong."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        tasks = Tasks()
+        tasks.start("loop-lag", self._lag.watch())
+        collector = ProcessCollector(lambda: self._bus, self._lag)
+        REGISTRY.register(collector)
+        health = HealthServer(self.not_ready)
+        served: ServedEndpoints | None = None
+        code = 0
+        try:
+            url = await self._listen(health)
+            if not await self._connect():
+                return 0
+            assert self._bus is not None
+            self._service = self._factory(settings)
+            await self._service.start(self._bus, tasks)
+            if not self._bus.serving:
+                served = await self._bus.serve(
+                    f"tidegate-{self._section}",
+                    package_version(),
+                    f"Tidegate's {self._section} service",
+                    [],
+                    {"instance": settings.instance, "http": url},
+                )
+            self._state = None
+            log.info("service_started", section=self._section, http=url)
+            code = await self._until_stop(tasks)
+        except SettingsError:
+            raise
+        except BusError as error:
+            log.warning("service_failed", reason=error.reason, detail=str(error))
+            code = 1
+        finally:
+            self._state = "stopping"
+            clean = await self._shut_down(tasks, served, health)
+            REGISTRY.unregister(collector)
+        return code if clean else 1
+
+    def not_ready(self) -> str | None:
+        """Why this process should get no work now; ``None`` when it should."""
+        if self._state is not None:
+            return self._state
+        if self._bus is not None and not self._bus.connected:
+            return "bus_down"
+        return self._service.not_ready() if self._service is not None else "starting"
+
+    def _on_signal(self, number: int) -> None:
+        log.info("stop_asked", signal=signal.Signals(number).name)
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def _listen(self, health: HealthServer) -> str:
+        settings = self._settings
+        if settings.http_port < 0:
+            return ""
+        try:
+            await health.start(settings.http_host, settings.http_port)
+        except OSError as error:
+            where = f"{settings.http_host}:{settings.http_port}"
+            raise SettingsError("http_port", f"cannot listen on {where}: {error.strerror or error}") from error
+        url = f"http://{settings.http_host}:{health.port}"
+        log.info("http_listening", url=url)
+        return url
+
+    async def _connect(self) -> bool:
+        """Wait for the bus as long as it takes; ``False`` when told to stop meanwhile."""
+        settings = self._settings
+        self._state = f"waiting for the bus at {redact('nats_url', settings.nats_url)}"
+        connecting = asyncio.ensure_future(connect(settings.nats_url, name=settings.instance))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                return False
+            self._bus = connecting.result()
+            self._state = "starting"
+            return not self._stop.is_set()
+        finally:
+            for future in (connecting, stopping):
+                future.cancel()
+            await asyncio.gather(connecting, stopping, return_exceptions=True)
+
+    async def _until_stop(self, tasks: Tasks) -> int:
+        assert self._bus is not None
+        stopping = tasks.start("stop", self._stop.wait())
+        lost = tasks.start("bus-lost", self._bus.wait_lost())
+        await asyncio.wait({stopping, tasks.failed, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if tasks.failed.done():
+            log.error("service_failed", reason=repr(tasks.failed.result()))
+            return 1
+        if lost.done():
+            log.error("bus_lost", reason=lost.result())
+            return 1
+        return 0
+
+    async def _shut_down(self, tasks: Tasks, served: ServedEndpoints | None, health: HealthServer) -> bool:
+        """Drain, cancel, close; ``False`` when the drain failed or took longer than it may."""
+        timeout_s = self._settings.stop_timeout_s
+        draining = asyncio.ensure_future(self._drain(served, timeout_s))
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({draining, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        clean = True
+        if not draining.done():
+            clean = False
+            log.error("stop_timed_out", timeout_s=timeout_s)
+        elif (failure := draining.exception()) is not None:
+            clean = False
+            log.error("stop_failed", error=failure)
+        for future in (draining, hurry):
+            future.cancel()
+        await asyncio.gather(draining, hurry, return_exceptions=True)
+        await tasks.stop()
+        if self._bus is not None:
+            await self._bus.close()
+        await health.close()
+        log.info("service_stopped", section=self._section)
+        return clean
+
+    async def _drain(self, served: ServedEndpoints | None, timeout_s: float) -> None:
+        if served is not None:
+            await served.stop()
+        if self._service is not None:
+            await self._service.stop(timeout_s)
+
+
+def package_version() -> str:
+    """Of the installed distribution; 0.0.0 in a source tree that is not installed."""
+    try:
+        return version("tidegate")
+    except PackageNotFoundError:
+        return "0.0.0"

@@ -44,7 +44,7 @@ def read_row(payload: bytes) -> TraceRow | None:
 
 
 def one_line(row: TraceRow, zone: tzinfo | None = None) -> str:
-    """``12:00:01.123  completed  engine-1  my-session  in 1200 (cached 1100, 92 %)  out 32  ttft 40 ms  total 90 ms``"""
+    """``12:00:01.123  completed  engine-1  session  in 1200 (cached 1100, 92 %)  out 32  ttft 40 ms  total 90 ms``"""
     request = row.request or RequestMetrics(request_id="")
     when = datetime.fromtimestamp(row.event_time_unix_ms / 1000, zone)
     parts = [f"{when:%H:%M:%S}.{row.event_time_unix_ms % 1000:03d}", request.outcome or row.event_type]

@@ -62,7 +62,7 @@ def run_service(section: str, kind: type[S], factory: Factory[S], argv: Sequence
     try:
         return int(command.main(args=None if argv is None else list(argv), standalone_mode=False) or 0)
     except SettingsError as error:
-        print(f"{section}: {error}", file=sys.stderr)  # noqa: T201 - the one sentence for whoever started us
+        print(f"tidegate {section}: {error}", file=sys.stderr)  # noqa: T201 - the one sentence for whoever started us
         return 2
     except click.ClickException as error:
         error.show()

@@ -112,7 +112,7 @@ def load_with_origins(
     try:
         settings = kind(**converted)
     except ValueError as error:
-        raise SettingsError(section, str(error)) from error
+        raise SettingsError("settings", str(error)) from error
     return LoadedSettings(settings, {key: value.origin for key, value in values.items()})
 
 

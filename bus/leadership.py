@@ -1,0 +1,219 @@
+"""Who leads: a lease in the bucket ``TG_LEADERS``, renewed by its holder, taken over when it grows old.
+
+`Lease` is the rule, without I/O; `Leadership` keeps it against a bus. Rules:
+
+- The epoch of a leadership is the revision of the key at its take-over: it grows with every leader.
+- A holder renews every ``renew_s``. It stops leading by itself when its last renewal was sent 0.75 ``lease_s`` ago.
+- Others take over when they have seen the same revision for 0.85 ``lease_s``: later than the holder stops (it sent the
+  renewal before anybody saw it), and, with the time to notice, not later than ``lease_s`` after the holder's end. No
+  clock is compared with another machine's.
+- A process that starts takes over at once from a holder of the same name: its supervisor restarted it.
+- A holder that stops cleanly gives the lease back, and is followed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from bus.errors import BusError, WrongRevisionError
+from bus.interface import Bus, KeyEntry, KeyValue
+from bus.log import EventLog
+from bus.subjects import BUCKET_LEADERS
+
+log = EventLog(__name__)
+
+HOLDS = 0.75
+"""Share of the lease for which a holder trusts its last renewal."""
+TAKEN_OVER = 0.85
+"""Share of the lease for which others leave an unchanged key alone."""
+LOOK_S = 0.1
+"""How often a standby looks at the key, in seconds."""
+
+
+class LeaseValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the key says (JSON). ``incarnation`` tells two processes of one name apart; no ``holder``: given back."""
+
+    holder: str = ""
+    incarnation: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Write ``value`` to the key if its revision is still ``revision`` (0: if the key does not exist)."""
+
+    value: LeaseValue
+    revision: int
+
+
+class Lease:
+    """One process's view of the lease. Times are seconds of one monotonic clock, given to every call."""
+
+    def __init__(self, holder: str, incarnation: str, lease_s: float) -> None:
+        self._holder = holder
+        self._incarnation = incarnation
+        self._lease_s = lease_s
+        self._revision = 0
+        self._seen: float | None = None
+        self._renewed = 0.0
+        self._starting = True
+        self._epoch: int | None = None
+
+    def epoch(self, now: float) -> int | None:
+        """Epoch of our leadership while it holds, else ``None``."""
+        if self._epoch is not None and now - self._renewed >= HOLDS * self._lease_s:
+            self.lose()
+        return self._epoch
+
+    def lose(self) -> None:
+        """We do not lead any more, and wait like everybody else."""
+        self._epoch = None
+        self._seen = None
+
+    def renewal(self) -> Claim:
+        """What a holder writes."""
+        return Claim(self._value(self._epoch or 0), self._revision)
+
+    def given_back(self) -> Claim:
+        """What a holder writes when it stops."""
+        return Claim(LeaseValue(), self._revision)
+
+    def look(self, revision: int, value: LeaseValue | None, now: float) -> Claim | None:
+        """The key as it is (``revision`` 0 and no ``value``: there is none): what to write in order to lead."""
+        starting, self._starting = self._starting, False
+        if self._seen is None or revision != self._revision:
+            self._revision, self._seen = revision, now
+        free = value is None or not value.holder
+        restarted = starting and value is not None and value.holder == self._holder
+        if free or restarted or now - self._seen >= TAKEN_OVER * self._lease_s:
+            return Claim(self._value(0), revision)
+        return None
+
+    def written(self, revision: int, sent: float) -> None:
+        """Our claim, sent at ``sent``, was accepted as ``revision``."""
+        self._revision, self._renewed = revision, sent
+        if self._epoch is None:
+            self._epoch = revision
+
+    def ours(self, value: LeaseValue | None) -> bool:
+        """Whether the key's value was written by this very process."""
+        return value is not None and value.incarnation == self._incarnation and value.holder == self._holder
+
+    def _value(self, epoch: int) -> LeaseValue:
+        return LeaseValue(holder=self._holder, incarnation=self._incarnation, epoch=epoch)
+
+
+class Leadership:
+    """Keeps a lease on ``key``. ``changed`` is called with the epoch when we lead, with ``None`` when we do not.
+
+    ``run`` is a loop for `bus.tasks.Tasks`; call ``give_back`` at the end of a clean stop. ``epoch`` may be asked at
+    any time: it does not trust a lease that the process slept through.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        key: str,
+        *,
+        instance: str,
+        incarnation: str,
+        lease_s: float,
+        renew_s: float,
+        changed: Callable[[int | None], None],
+    ) -> None:
+        self._bus = bus
+        self._key = key
+        self._renew_s = renew_s
+        self._changed = changed
+        self._lease = Lease(instance, incarnation, lease_s)
+        self._told: int | None = None
+        self._stopped = False
+        self._bucket: KeyValue | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        """Epoch of our leadership at this moment."""
+        return self._lease.epoch(time.monotonic())
+
+    async def run(self) -> None:
+        """Lead whenever nobody else does, until cancelled or given back."""
+        while not self._stopped:
+            try:
+                async with asyncio.timeout(self._renew_s):
+                    await self._step()
+            except TimeoutError:
+                log.debug("lease_late", key=self._key)
+            except BusError as error:
+                log.debug("lease_failed", key=self._key, reason=error.reason)
+            self._tell()
+            await asyncio.sleep(self._renew_s if self.epoch is not None else LOOK_S)
+            self._tell()
+
+    async def give_back(self, timeout_s: float = 1.0) -> None:
+        """Stop leading, so that a standby follows at once. What goes wrong here costs only time."""
+        self._stopped = True
+        if self.epoch is None or self._bucket is None:
+            return
+        claim = self._lease.given_back()
+        self._lease.lose()
+        self._tell()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._bucket.update(self._key, msgspec.json.encode(claim.value), claim.revision)
+        except (BusError, TimeoutError) as error:
+            log.warning("lease_not_given_back", key=self._key, error=error)
+
+    async def _step(self) -> None:
+        if self._bucket is None:
+            self._bucket = await self._bus.key_value(BUCKET_LEADERS)
+        if self.epoch is None:
+            await self._look(self._bucket)
+            return
+        try:
+            await self._write(self._bucket, self._lease.renewal())
+        except WrongRevisionError:
+            # Either somebody took over, or an earlier renewal arrived whose answer did not.
+            entry = await self._bucket.get(self._key)
+            if entry is None or not self._lease.ours(_value(entry)):
+                self._lease.lose()
+            else:
+                await self._write(self._bucket, Claim(self._lease.renewal().value, entry.revision))
+
+    async def _look(self, bucket: KeyValue) -> None:
+        entry = await bucket.get(self._key)
+        claim = self._lease.look(entry.revision if entry else 0, _value(entry) if entry else None, time.monotonic())
+        if claim is None or self._stopped:
+            return
+        try:
+            await self._write(bucket, claim)
+        except WrongRevisionError:
+            self._lease.lose()
+
+    async def _write(self, bucket: KeyValue, claim: Claim) -> None:
+        payload, sent = msgspec.json.encode(claim.value), time.monotonic()
+        if claim.revision:
+            revision = await bucket.update(self._key, payload, claim.revision)
+        else:
+            revision = await bucket.create(self._key, payload)
+        if not self._stopped:
+            self._lease.written(revision, sent)
+
+    def _tell(self) -> None:
+        epoch = self.epoch
+        if epoch != self._told:
+            self._told = epoch
+            log.info("leadership", key=self._key, epoch=epoch)
+            self._changed(epoch)
+
+
+def _value(entry: KeyEntry) -> LeaseValue:
+    """Of a value that nobody can read, nobody is the holder."""
+    try:
+        return msgspec.json.decode(entry.value or b"{}", type=LeaseValue)
+    except msgspec.DecodeError:
+        return LeaseValue()

@@ -15,14 +15,13 @@ from rich.table import Table
 
 from bus.settings import load_with_origins
 from tidegate.commands.options import DEFAULT_WORKDIR, nats_option, workdir_option
+from tidegate.front_door import first_model
 from tidegate.interrupt import STOP_SIGNALS
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.layout import Stage
 from tidegate.supervisor.state import SystemState
 from tidegate.supervisor.supervisor import ChildEvent
 from tidegate.supervisor.system import System
-from web.client import HttpClient, Timeouts
-from web.errors import WebError
 
 
 @click.command("up")
@@ -185,15 +184,3 @@ async def serve(system: System, screen: Screen) -> int:
 async def _wait_hopeless(system: System) -> None:
     """Raises `ChildFailedError` when the front door or the bus is given up; without other parts the system serves."""
     await system.supervisor.wait_given_up((Stage.INGRESS, Stage.BUS))
-
-
-async def first_model(url: str) -> str | None:
-    """The first model that the front door names."""
-    client = HttpClient()
-    try:
-        answer = await client.fetch("GET", f"{url}/v1/models", [], b"", Timeouts(total_s=3.0))
-        return str(json.loads(answer.body)["data"][0]["id"])
-    except (WebError, ValueError, LookupError, TypeError):
-        return None
-    finally:
-        await client.close()

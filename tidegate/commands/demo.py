@@ -1,0 +1,133 @@
+"""``tidegate demo``"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from pathlib import Path
+from types import TracebackType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tidegate.commands.options import DEFAULT_WORKDIR, find_bus_options
+from tidegate.errors import MissingPartError, WrongUseError
+from tidegate.interrupt import until_interrupted
+from tidegate.locate import locate
+
+INTERRUPTED_EXIT = 130
+
+
+@click.command("demo")
+@click.option("--sessions", type=click.IntRange(min=1), default=12, show_default=True, help="Root sessions.")
+@click.option("--turns", type=click.IntRange(min=2), default=6, show_default=True, help="Requests of each session.")
+@click.option("--engines", type=click.IntRange(min=1), default=2, show_default=True, help="Simulated engines.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the sessions' texts and pauses.")
+@click.option("--url", metavar="URL", help="Use the front door of a system that runs already; start nothing.")
+@click.option("--model", metavar="NAME", help="With --url: the model to ask for (default: the first it names).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, and nothing else.")
+@find_bus_options
+def command(
+    sessions: int,
+    turns: int,
+    engines: int,
+    seed: int,
+    url: str | None,
+    model: str | None,
+    as_json: bool,
+    nats: str | None,
+    workdir: Path | None,
+) -> int:
+    """Show agent sessions served through a whole system, and check the figures.
+
+    Starts everything on free ports with simulated engines, runs sessions with sub-agents and tool pauses through the
+    official openai client, stops everything. Exit code 1 when a figure is not as promised.
+
+    \b
+    Examples:
+      tidegate demo
+      tidegate demo --json | jq .hit_ratio
+      tidegate demo --url http://127.0.0.1:8080 --nats nats://127.0.0.1:4222
+    """
+    if importlib.util.find_spec("openai") is None:
+        raise MissingPartError("the demo drives the official openai client; install it: pip install 'tidegate[demo]'")
+    if url is None and (nats or workdir or model):
+        raise WrongUseError("--nats, --workdir and --model go with --url; without it the demo starts its own system")
+    from load.workload.sessions import WorkloadShape
+    from tidegate.demo.figures import as_json as figures_as_json
+    from tidegate.demo.run import run_against, run_own
+
+    shape = WorkloadShape(sessions=sessions, turns=turns, sub_agents=(sessions + 2) // 3, sub_agent_turns=turns)
+    with Progressing() as listener:
+        if url is None:
+            work = run_own(shape, seed, engines, listener)
+        else:
+            bus = locate(nats, workdir or Path(DEFAULT_WORKDIR))
+            work = run_against(url.rstrip("/").removesuffix("/v1"), bus, model, shape, seed, listener)
+        figures = asyncio.run(until_interrupted(work))
+    if figures is None:
+        return INTERRUPTED_EXIT
+    if as_json:
+        print(json.dumps(figures_as_json(figures)), flush=True)
+    else:
+        print_table(figures_as_json(figures))
+    for problem in figures.problems:
+        click.echo(f"not as promised: {problem}", err=True)
+    return 0 if figures.good else 1
+
+
+def print_table(figures: dict[str, object]) -> None:
+    """For people."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in figures.items():
+        if name not in ("problems", "ok"):
+            table.add_row(name, "not known" if value is None else f"{value}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("[bold green]all as promised[/]" if figures["ok"] else "[bold red]not as promised[/]")
+
+
+class Progressing:
+    """A progress bar on standard error; plain lines where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None, failed="")
+        self._failed = 0
+
+    def __enter__(self) -> Progressing:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def stage(self, what: str) -> None:
+        self._progress.update(self._task, description=what)
+        if not self._console.is_terminal:
+            self._console.print(what)
+
+    def planned(self, requests: int) -> None:
+        self._progress.update(self._task, total=requests, completed=0)
+
+    def done(self, failed: bool) -> None:
+        self._failed += failed
+        note = f"[red]{self._failed} failed[/]" if self._failed else ""
+        self._progress.update(self._task, advance=1, failed=note)

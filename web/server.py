@@ -70,16 +70,21 @@ class HttpServer:
         """Requests whose handler runs."""
         return len(self._tasks)
 
-    async def close(self, drain_s: float = 0.0) -> None:
-        """Stop accepting, close what is idle, let running requests end for ``drain_s``, then cut what is left."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time."""
         self.draining = True
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
             if connection.idle:
                 connection.close()
-        if self._tasks and drain_s > 0:
-            await asyncio.wait(list(self._tasks), timeout=drain_s)
+        if self._tasks and timeout_s > 0:
+            await asyncio.wait(list(self._tasks), timeout=timeout_s)
+        return not self._tasks
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """`drain`, then cut what is left."""
+        await self.drain(drain_s)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -156,6 +156,10 @@ class Responder:
         """More is waiting to be sent than the high-water mark."""
         return self._connection.congested
 
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, when the client has caught up or is gone: `drain` without a task."""
+        self._connection.when_drained(callback)
+
     def finish(self) -> None:
         """The body is complete."""
         if self.finished:
@@ -164,8 +168,16 @@ class Responder:
             self._connection.write(b"0\r\n\r\n")
         self._end()
 
+    def break_off(self, last: bytes = b"") -> None:
+        """Send what was written, and ``last``, then close without ending the body: the client sees that it is cut."""
+        if self.finished:
+            return
+        self.write(last)
+        self.finished = True
+        self._connection.close()
+
     def abort(self) -> None:
-        """Cut the connection, so that the client sees an incomplete answer."""
+        """Cut the connection now; what was written and not yet sent is lost."""
         self.finished = True
         self._connection.abort()
 
@@ -193,6 +205,7 @@ class ServerConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._queued_bytes = 0
         self._drained: asyncio.Future[None] | None = None
+        self._on_drained: Callable[[], None] | None = None
         self.congested = False
         self._deadline: float | None = None
         self._stall_deadline: float | None = None
@@ -389,10 +402,19 @@ class ServerConnection(asyncio.Protocol):
             self._drained = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._drained)
 
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        if self.congested and self._transport is not None:
+            self._on_drained = callback
+        else:
+            callback()
+
     def _wake(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
+        callback, self._on_drained = self._on_drained, None
+        if callback is not None:
+            callback()
 
     def answered(self, keep_alive: bool) -> None:
         """The answer being served is complete."""

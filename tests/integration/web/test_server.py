@@ -238,6 +238,31 @@ async def test_drain_holds_the_writer_back_and_lets_go_when_the_client_leaves() 
         await asyncio.wait_for(done.wait(), 5)
 
 
+async def test_when_drained_calls_back_once_the_client_caught_up() -> None:
+    """Back-pressure for writers that are no task: called back when there is room again, at once when there is."""
+    calls: asyncio.Queue[str] = asyncio.Queue()
+
+    async def flood(request: Request, responder: Responder) -> None:
+        responder.start(200, [])
+        responder.when_drained(lambda: calls.put_nowait("free"))
+        while not responder.congested:
+            responder.write(b"x" * 65_536)
+            await asyncio.sleep(0)
+        responder.when_drained(lambda: calls.put_nowait("drained"))
+        assert calls.qsize() == 1
+        while calls.qsize() < 2:  # noqa: ASYNC110 - the callback under test is the event
+            await asyncio.sleep(0.002)
+        responder.break_off(b"last")
+
+    async with serving(flood) as server, raw_client(server.port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: calls.qsize() == 1)
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await client.rest()).endswith(b"4\r\nlast\r\n")
+        assert [calls.get_nowait(), calls.get_nowait()] == ["free", "drained"]
+
+
 async def test_a_client_that_never_reads_is_cut() -> None:
     """Nobody holds an answer open for ever by not reading it."""
     gone = asyncio.Event()

@@ -337,9 +337,10 @@ def _user_session(user_id: Any) -> str | None:
         return None
     if user_id.startswith("{"):
         try:
-            return _member(_user_id.decode(user_id), "session_id")
+            session = _member(_user_id.decode(user_id), "session_id")
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
+        return session if isinstance(session, str) else None
     return user_id.rpartition("_session_")[2] if "_session_" in user_id else None
 
 

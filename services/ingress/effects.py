@@ -1,0 +1,114 @@
+"""What the ingress's core wants done, in this order. All but `Publish` and `PublishRow` concern one request's task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.admit import AdmitCancel, AdmitRequest
+from schemas.base import Fact
+from schemas.trace import TraceRow
+from services.ingress.endpoints import ClientRequest
+from services.ingress.replies import ErrorReply
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A fact for everyone, as JSON."""
+
+    subject: str
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRow:
+    """The request's one durable row, as JSON; the message id is its request id. Re-send it until acknowledged."""
+
+    subject: str
+    row: TraceRow
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountPrompt:
+    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens (``None``: not known, tokens only); answer
+    with `events.PromptCounted`, whatever happens."""
+
+    request_id: str
+    request: ClientRequest
+    block_size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskAdmission:
+    """Ask (MessagePack), and hand every reply in as `events.AdmitReplied` until it is a grant or a refusal, or in its
+    place `events.AdmitFailed`."""
+
+    subject: str
+    question: AdmitRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAdmission:
+    """Stop listening for a decision, and say so (MessagePack)."""
+
+    subject: str
+    cancel: AdmitCancel
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send the client's bytes to this worker. ``rank`` matters where ``ranks`` > 1. ``priority`` is admission's."""
+
+    request_id: str
+    attempt: int
+    worker: str
+    url: str
+    rank: int
+    ranks: int
+    priority: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Pass the engine's answer on to the client, status and headers first."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseUpstream:
+    """Close the connection to the engine (once; nothing of that attempt is wanted any more)."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Nothing was sent to the client yet: send this, whole."""
+
+    request_id: str
+    reply: ErrorReply
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """The answer broke after its first byte. Send ``event`` (empty for an answer that is not a stream) and close the
+    client's connection so that it sees that the answer is not complete."""
+
+    request_id: str
+    event: bytes
+
+
+Effect = (
+    Publish
+    | PublishRow
+    | CountPrompt
+    | AskAdmission
+    | CancelAdmission
+    | Forward
+    | Relay
+    | CloseUpstream
+    | Answer
+    | BreakOff
+)

@@ -1,0 +1,140 @@
+"""The engine's event stream on its way to the client: whole events pass as the bytes they came in.
+
+Only CR, LF and CRLF end a line (never U+2028 inside JSON), an empty line ends an event (spec: WHATWG HTML §9.2,
+user-cases C1). The client gets whole events: when the engine dies inside one, its half is dropped and a clean error
+event can follow. Comments and empty lines, the keep-alives of engines, pass at once. A piece that ends with an event
+is passed on without a copy and without being cut up, unless its bytes say that accounting wants to read it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from services.ingress.answers import DONE, AnswerReader
+from services.ingress.errors import EventTooLargeError
+
+# A CR at the end of what is there may be half a CRLF: it ends a line only when the next byte is known.
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?!\Z))")
+_BETWEEN = re.compile(rb"(?:\xef\xbb\xbf|[\r\n]|:[^\r\n]*(?:\r\n|\n|\r(?!\Z)))+")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_LONGEST_END = 4
+"""Bytes of the longest empty line, CRLF CRLF: what is searched again when more comes."""
+
+
+class EventStream:
+    """One attempt's stream. ``event_limit`` in bytes; ``strip_usage``: keep the usage-only chunk from the client, who
+    did not ask for it (spec: user-cases C3)."""
+
+    def __init__(self, reader: AnswerReader, *, event_limit: int, strip_usage: bool = False) -> None:
+        self._reader = reader
+        self._limit = event_limit
+        self._strip = strip_usage
+        self._rest = bytearray()
+        self._searched = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of an event that is not complete yet."""
+        return len(self._rest)
+
+    def feed(self, data: bytes) -> bytes:
+        """What may go to the client now; empty when no event is complete. Raises `EventTooLargeError`."""
+        if not self._rest:
+            if self._plain(data):
+                return data
+            return self._cut(data)
+        self._rest += data
+        if not self._may_pass(data):
+            self._keep(len(self._rest))
+            return b""
+        whole = bytes(self._rest)
+        self._rest.clear()
+        return self._cut(whole)
+
+    def finish(self) -> bytes:
+        """The engine's stream is complete: what is left of it, an event without its empty line included."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._searched = 0
+        return b"" if rest and self._read(rest) else rest
+
+    def _may_pass(self, data: bytes) -> bool:
+        """Whether ``data``, at the end of the rest, completed an event or a comment; the search goes on where it
+        stopped, so that a large event in many small pieces costs its size once."""
+        held = self._rest[self._searched - 1 : self._searched] == b"\r"
+        if not held and b"\n" not in data and b"\r" not in data:
+            return False
+        if self._rest[:1] in b":\r\n\xef":
+            return True
+        return _EVENT_END.search(self._rest, max(0, self._searched - _LONGEST_END)) is not None
+
+    def _plain(self, data: bytes) -> bool:
+        """Whole events of one data line each, and nothing in them to read: counted, not cut up."""
+        if not data.endswith(b"\n\n") or b"\r" in data or DONE in data or self._reader.marks(data):
+            return False
+        lines = data.count(b"\ndata:") + data.startswith(b"data:")
+        if lines != data.count(b"\n\n") or len(data) > self._limit:
+            return False
+        self._reader.data_lines += lines
+        return True
+
+    def _cut(self, data: bytes) -> bytes:
+        """Pass whole events, keep the rest."""
+        dropped: list[tuple[int, int]] = []
+        at = 0
+        while True:
+            between = _BETWEEN.match(data, at)
+            if between:
+                at = between.end()
+            end = _EVENT_END.search(data, at)
+            if end is None:
+                break
+            if end.end() - at > self._limit:
+                raise EventTooLargeError(self._limit)
+            if self._read(data[at : end.end()]):
+                dropped.append((at, end.end()))
+            at = end.end()
+        if at < len(data):
+            self._rest += memoryview(data)[at:]
+        self._keep(len(data) - at)
+        return _without(data, at, dropped)
+
+    def _keep(self, size: int) -> None:
+        if size > self._limit:
+            raise EventTooLargeError(self._limit)
+        self._searched = size
+
+    def _read(self, event: bytes) -> bool:
+        """Account for one event; whether it is to be kept from the client."""
+        reader = self._reader
+        if b"\r" in event:
+            lines = _LINE_END.split(event)
+            count = sum(line.startswith(b"data:") for line in lines)
+        else:
+            lines = []
+            count = event.count(b"\ndata:") + event.startswith(b"data:")
+        reader.data_lines += count
+        if not count or (count == 1 and not reader.marks(event) and DONE not in event):
+            return False
+        data = _data_of(lines or event.split(b"\n"))
+        reader.data_lines -= count
+        return reader.read_event(data) and self._strip
+
+
+def _data_of(lines: list[bytes]) -> bytes:
+    """The event's data: its data lines, joined; one space after the colon belongs to the field."""
+    values = (line[5:] for line in lines if line.startswith(b"data:"))
+    return b"\n".join(value[1:] if value.startswith(b" ") else value for value in values)
+
+
+def _without(data: bytes, end: int, dropped: list[tuple[int, int]]) -> bytes:
+    """``data[:end]`` less the dropped ranges; ``data`` itself where that is all of it."""
+    if not dropped:
+        return data if end == len(data) else data[:end]
+    kept: list[bytes] = []
+    at = 0
+    for start, stop in dropped:
+        kept.append(data[at:start])
+        at = stop
+    kept.append(data[at:end])
+    return b"".join(kept)

@@ -1,0 +1,117 @@
+"""The live workers, from `schemas.worker.WorkerState` facts: who serves which model, in blocks of which size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from schemas.worker import WorkerState
+
+PLACEABLE = frozenset({"ready", "mismatch"})
+"""Health in which a worker takes requests; ``mismatch`` is placed by load only."""
+
+MAX_MODELS = 4096
+"""Models that are remembered after their last worker left, so that they are answered 503, not 404."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The workers of one model that one chain stands for. ``block_size`` in tokens, ``None`` while nobody knows it."""
+
+    model: str
+    block_size: int | None
+    salt_rule: str
+
+
+@dataclass(slots=True)
+class _Heard:
+    state: WorkerState
+    at: float
+
+
+class Workers:
+    """A worker is gone when it says ``left`` or is silent for ``lost_s`` seconds."""
+
+    def __init__(self, lost_s: float = 5.0) -> None:
+        self._lost_s = lost_s
+        self._heard: dict[str, _Heard] = {}
+        self._models: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def hear(self, state: WorkerState, now: float) -> None:
+        """Take one fact; one that is older than what is known of its source is ignored."""
+        known = self._heard.get(state.worker)
+        if known is not None and _is_older(state, known.state):
+            return
+        if state.health == "left":
+            self._heard.pop(state.worker, None)
+            return
+        self._heard[state.worker] = _Heard(state, now)
+        for model in _models_of(state):
+            self._models.pop(model, None)
+            self._models[model] = None
+        while len(self._models) > MAX_MODELS:
+            del self._models[next(iter(self._models))]
+
+    def expire(self, now: float) -> list[str]:
+        """Forget the silent; their names."""
+        lost = [name for name, heard in self._heard.items() if now - heard.at > self._lost_s]
+        for name in lost:
+            del self._heard[name]
+        return lost
+
+    def knows(self, model: str) -> bool:
+        """Whether any worker ever served this model."""
+        return model in self._models
+
+    def get(self, worker: str) -> WorkerState | None:
+        """The last fact of a worker that is not gone."""
+        heard = self._heard.get(worker)
+        return heard.state if heard else None
+
+    def placeable(self, model: str, now: float) -> list[WorkerState]:
+        """Workers of this model that take requests, by name."""
+        return sorted(
+            (
+                heard.state
+                for heard in self._heard.values()
+                if now - heard.at <= self._lost_s
+                and heard.state.health in PLACEABLE
+                and model in _models_of(heard.state)
+            ),
+            key=lambda state: state.worker,
+        )
+
+    def pool(self, model: str, now: float) -> Pool:
+        """What a chain for this model is made for: the block size and salt rule of most of its ready workers, the
+        smaller block size when equal (spec: DESIGN.md §3, model pools)."""
+        shapes = Counter(
+            (state.profile.block_size, state.profile.salt_rule)
+            for state in self.placeable(model, now)
+            if state.health == "ready" and state.profile.block_size is not None
+        )
+        if not shapes:
+            return Pool(model, None, "cache_salt")
+        (size, rule), _ = min(shapes.items(), key=lambda item: (-item[1], item[0][0] or 0, item[0][1]))
+        return Pool(model, size, rule)
+
+    def models(self, now: float) -> list[str]:
+        """Models that can be served now, sorted."""
+        return sorted(
+            {
+                model
+                for heard in self._heard.values()
+                if now - heard.at <= self._lost_s and heard.state.health in PLACEABLE
+                for model in _models_of(heard.state)
+            }
+        )
+
+
+def _is_older(state: WorkerState, known: WorkerState) -> bool:
+    return state.source == known.source and (state.epoch, state.seq) <= (known.epoch, known.seq)
+
+
+def _models_of(state: WorkerState) -> frozenset[str]:
+    return frozenset((state.profile.model, *state.profile.models)) - {""}

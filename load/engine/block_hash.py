@@ -20,7 +20,7 @@ def token_array(tokens: list[int] | tuple[int, ...] | array[int] = ()) -> array[
 
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
-    """What keeps equal tokens apart: the adapter (every block) and the cache salt (block 0; later ones by the chain)."""
+    """What keeps equal tokens apart: adapter (every block) and cache salt (block 0; later ones by the chain)."""
 
     lora_name: str | None = None
     cache_salt: str | None = None

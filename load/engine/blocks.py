@@ -2,8 +2,8 @@
 
 A freed block keeps its hash and can be hit again until it is handed out for something else; freeing a sequence puts
 its tail first, so that tails are evicted before heads. A freed block without a hash is handed out before all others
-(vLLM 0.32 does so, 0.23 did not; seen in captured evictions). Block 0 is the null block and never used, as in vLLM: a pool of
-N blocks holds N - 1. Several blocks may hold the same hash (vLLM does not de-duplicate physical copies).
+(vLLM 0.32 does so, 0.23 did not; seen in captured evictions). Block 0 is the null block and never used, as in vLLM:
+a pool of N blocks holds N - 1. Several blocks may hold the same hash (vLLM does not de-duplicate physical copies).
 """
 
 from __future__ import annotations

@@ -94,9 +94,7 @@ class EngineCore:
     def __init__(self, config: CoreConfig, profile: Profile = H100_8B) -> None:
         self.config = config
         self.profile = profile
-        self.cache = KvCache(
-            config.num_blocks, ChainHasher(config.block_size, config.hash_seed), config.prefix_caching
-        )
+        self.cache = KvCache(config.num_blocks, ChainHasher(config.block_size, config.hash_seed), config.prefix_caching)
         self._scheduler = Scheduler(
             self.cache, token_budget=config.token_budget, max_num_seqs=config.max_num_seqs, policy=config.policy
         )

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from load.engine.block_hash import ChainHasher
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from load.engine.block_hash import ChainHasher, ExtraKeys
 from load.engine.blocks import BlockPool
 from load.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from load.engine.requests import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """What a cached block holds: its digest, that of the block before it, its tokens (u32 bytes), its extra keys."""
+
+    digest: bytes
+    parent: bytes | None
+    tokens: bytes
+    extra: ExtraKeys
 
 
 class KvCache:
@@ -17,6 +30,7 @@ class KvCache:
         self.prefix_caching = prefix_caching
         self._hasher = hasher
         self._events: list[KvEvent] = []
+        self._contents: dict[bytes, BlockContent] = {}
 
     def lookup(self, request: EngineRequest) -> list[int]:
         """The blocks of the longest cached prefix. Never the whole request: its last token is always recomputed."""
@@ -32,7 +46,7 @@ class KvCache:
         return hits
 
     def allocate(self, request: EngineRequest, new_tokens: int, hits: list[int] | None = None) -> bool:
-        """Room for the next ``new_tokens`` of ``request`` (after ``hits``); ``False`` and no change if there is none."""
+        """Room for the next ``new_tokens`` of ``request`` (after ``hits``); ``False``, and no change, without room."""
         hits = hits or []
         size = self.block_size
         computed = request.computed + len(hits) * size
@@ -47,7 +61,10 @@ class KvCache:
         if wanted > 0:
             blocks, evicted = self.pool.allocate(wanted)
             request.blocks.extend(blocks)
-            self._events.extend(map(BlockRemoved, evicted))
+            for digest in evicted:
+                self._events.append(BlockRemoved(digest))
+                if self.pool.find(digest) is None:
+                    del self._contents[digest]
         if self.prefix_caching:
             self._register(request, (computed + new_tokens) // size)
         return True
@@ -58,10 +75,15 @@ class KvCache:
             return
         if len(request.digests) < full:
             self._hasher.extend(request.digests, request.tokens, request.extra)
-        for index in range(first, full):
-            self.pool.register(request.blocks[index], request.digests[index])
-        request.registered = full
         size = self.block_size
+        for index in range(first, full):
+            digest = request.digests[index]
+            self.pool.register(request.blocks[index], digest)
+            if digest not in self._contents:
+                parent = request.digests[index - 1] if index else None
+                tokens = request.tokens[index * size : (index + 1) * size].tobytes()
+                self._contents[digest] = BlockContent(digest, parent, tokens, request.extra)
+        request.registered = full
         self._events.append(
             BlockStored(
                 digests=tuple(request.digests[first:full]),
@@ -84,8 +106,13 @@ class KvCache:
         """Forget the prefix cache; refused while a request holds blocks. Published with the next step, as vLLM does."""
         if not self.pool.reset():
             return False
+        self._contents.clear()
         self._events.append(AllBlocksCleared())
         return True
+
+    def resident(self) -> Iterator[BlockContent]:
+        """Every block that can be hit, once however many copies there are."""
+        yield from self._contents.values()
 
     def take_events(self) -> list[KvEvent]:
         """What happened since the last call, in order."""

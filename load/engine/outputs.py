@@ -72,7 +72,10 @@ class OutputLimits:
 
 
 class Speaker:
-    """Plans outputs. ``mean_tokens``: mean length of an answer that ends by itself (uniform within half of it)."""
+    """Plans outputs. ``mean_tokens``: mean length of an answer that ends by itself (uniform within half of it).
+
+    ``words``: what prose is made of, each with its leading space.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, mean_tokens: int = 64, seed: int = 0) -> None:
         self._tokenizer = tokenizer
@@ -81,6 +84,7 @@ class Speaker:
         self._words = self._single_tokens(_WORD)
         self._first_words = self._single_tokens(_FIRST_WORD)
         self._texts = {token: text for text, token in (*self._words, *self._first_words)}
+        self.words = [text for text, _ in self._words]
         self._word_tokens = [token for _, token in self._words]
         self._first_tokens = [token for _, token in self._first_words]
 
@@ -97,7 +101,7 @@ class Speaker:
             if len(ids) == 1 and ids[0] == token
         ]
 
-    def random(self, prompt: array[int], seed: int | None) -> random.Random:
+    def generator(self, prompt: array[int], seed: int | None) -> random.Random:
         """The generator of one request's output: equal prompts and seeds say the same."""
         digest = blake2b(prompt.tobytes(), digest_size=8, key=f"{self._seed}:{seed or 0}".encode()[:64])
         return random.Random(digest.digest())
@@ -112,7 +116,7 @@ class Speaker:
         starts_message: bool = True,
     ) -> PlannedOutput:
         """The whole output. ``starts_message``: it follows ``assistant\\n`` and so begins with a capital word."""
-        rng = self.random(prompt, seed)
+        rng = self.generator(prompt, seed)
         if call is not None:
             return self._plan_call(rng, limits, call)
         half = max(1, self._mean_tokens // 2)
@@ -172,7 +176,9 @@ def wanted_call(
 
     Raises `ValueError` for a name that is not among ``tools``.
     """
-    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
+    functions: list[Mapping[str, Any]] = [
+        tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)
+    ]
     name = flag
     if name is None and isinstance(choice, Mapping):
         name = str(choice.get("function", {}).get("name"))

@@ -72,7 +72,9 @@ class Tokenizer:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.template = ChatTemplate(config["chat_template"])
-        self.end_token = int(self._tokenizer.token_to_id(config["eos_token"]))
+        end_token = self._tokenizer.token_to_id(config["eos_token"])
+        assert end_token is not None
+        self.end_token = end_token
         self.vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self._cache: OrderedDict[str, array[int]] = OrderedDict()
         self._cached_tokens = 0
@@ -81,9 +83,9 @@ class Tokenizer:
     def encode(self, text: str) -> array[int]:
         """Token ids of ``text``; special tokens in it are recognised, none are added."""
         segments = self.segments(text)
-        missing = self.missing(segments)
-        self.store(missing, self.encode_segments(missing))
-        return self.assemble(segments)
+        known = self.known(segments)
+        missing = [segment for segment in dict.fromkeys(segments) if segment not in known]
+        return self.join(segments, known, missing, self.encode_segments(missing))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens``, special tokens included."""
@@ -93,7 +95,7 @@ class Tokenizer:
         """Each token's entry in the vocabulary (byte-level spelling)."""
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
-    # The four steps of `encode`, for callers that run the slow one elsewhere
+    # The steps of `encode`, for callers that run the slow one (`encode_segments`) in a thread
 
     def segments(self, text: str) -> list[str]:
         """``text`` cut before each message."""
@@ -101,9 +103,15 @@ class Tokenizer:
         cut = [first] if first else []
         return cut + [MESSAGE_START + part for part in rest]
 
-    def missing(self, segments: Sequence[str]) -> list[str]:
-        """Those of ``segments`` that are not cached, each once."""
-        return list(dict.fromkeys(segment for segment in segments if segment not in self._cache))
+    def known(self, segments: Sequence[str]) -> dict[str, array[int]]:
+        """Those of ``segments`` that are cached, with their ids."""
+        found: dict[str, array[int]] = {}
+        for segment in segments:
+            ids = self._cache.get(segment)
+            if ids is not None:
+                found[segment] = ids
+                self._cache.move_to_end(segment)
+        return found
 
     def encode_segments(self, segments: Sequence[str]) -> list[array[int]]:
         """Token ids of each segment. Slow for long text; safe in a thread."""
@@ -112,20 +120,23 @@ class Tokenizer:
         encoded = self._tokenizer.encode_batch_fast(list(segments), add_special_tokens=False)
         return [array("I", item.ids) for item in encoded]
 
-    def store(self, segments: Sequence[str], tokens: Sequence[array[int]]) -> None:
-        """Remember what was encoded; the oldest are forgotten once `assemble` is done with them."""
-        for segment, ids in zip(segments, tokens, strict=True):
+    def join(
+        self,
+        segments: Sequence[str],
+        known: dict[str, array[int]],
+        missing: Sequence[str],
+        encoded: Sequence[array[int]],
+    ) -> array[int]:
+        """Token ids of ``segments`` back to back; what was ``missing`` is cached, and the oldest forgotten for it."""
+        fresh = dict(zip(missing, encoded, strict=True))
+        tokens = array("I")
+        for segment in segments:
+            tokens.extend(fresh[segment] if segment in fresh else known[segment])
+        for segment, ids in fresh.items():
             if segment not in self._cache:
                 self._cache[segment] = ids
                 self._cached_tokens += len(ids)
-
-    def assemble(self, segments: Sequence[str]) -> array[int]:
-        """Token ids of ``segments`` back to back, all of which must be cached."""
-        tokens = array("I")
-        for segment in segments:
-            tokens.extend(self._cache[segment])
-            self._cache.move_to_end(segment)
-        while self._cached_tokens > self._cache_tokens and len(self._cache) > 1:
+        while self._cached_tokens > self._cache_tokens and self._cache:
             _, forgotten = self._cache.popitem(last=False)
             self._cached_tokens -= len(forgotten)
         return tokens

@@ -40,7 +40,8 @@ CHAT_TEMPLATE = """\
 {%- for tool in tools -%}
 {{- '\\n' + (tool | tojson) -}}
 {%- endfor -%}
-{{- '\\n</tools>\\n\\nTo call one, answer with <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call><|im_end|>\\n' -}}
+{{- '\\n</tools>\\n\\nTo call one, answer with <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>' -}}
+{{- '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'tool' -%}

@@ -248,19 +248,20 @@ async def test_when_drained_calls_back_once_the_client_caught_up() -> None:
         while not responder.congested:
             responder.write(b"x" * 65_536)
             await asyncio.sleep(0)
+        calls.put_nowait("congested")
         responder.when_drained(lambda: calls.put_nowait("drained"))
-        assert calls.qsize() == 1
-        while calls.qsize() < 2:  # noqa: ASYNC110 - the callback under test is the event
+        assert calls.qsize() == 2
+        while calls.qsize() < 3:  # noqa: ASYNC110 - the callback under test is the event
             await asyncio.sleep(0.002)
         responder.break_off(b"last")
 
     async with serving(flood) as server, raw_client(server.port) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await until(lambda: calls.qsize() == 1)
+        await until(lambda: calls.qsize() == 2)
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert (await client.rest()).endswith(b"4\r\nlast\r\n")
-        assert [calls.get_nowait(), calls.get_nowait()] == ["free", "drained"]
+        assert [calls.get_nowait() for _ in range(3)] == ["free", "congested", "drained"]
 
 
 async def test_a_client_that_never_reads_is_cut() -> None:

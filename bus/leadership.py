@@ -89,7 +89,7 @@ class Lease:
         if self._seen is None or revision != self._revision:
             self._revision, self._seen = revision, now
         free = value is None or not value.holder
-        restarted = starting and value is not None and value.holder == self._holder
+        restarted = value is not None and value.holder == self._holder and (starting or self.ours(value))
         if free or restarted or now - self._seen >= TAKEN_OVER * self._lease_s:
             return Claim(self._value(0), revision)
         return None
@@ -134,6 +134,8 @@ class Leadership:
         self._told: int | None = None
         self._stopped = False
         self._bucket: KeyValue | None = None
+        self.settled = False
+        """Whether the key has been read: we lead, or know that somebody may."""
 
     @property
     def epoch(self) -> int | None:
@@ -186,6 +188,7 @@ class Leadership:
 
     async def _look(self, bucket: KeyValue) -> None:
         entry = await bucket.get(self._key)
+        self.settled = True
         claim = self._lease.look(entry.revision if entry else 0, _value(entry) if entry else None, time.monotonic())
         if claim is None or self._stopped:
             return

@@ -16,9 +16,9 @@ from nats.js import api
 from nats.js import errors as js_errors
 from nats.js.object_store import ObjectStore as RawObjectStore
 
+from bus.answers import STATUS
 from bus.errors import KeyMissingError, NoRespondersError, StreamError, WrongRevisionError
 from bus.interface import KeyEntry
-from bus.nats.replies import STATUS
 from bus.nats.streams import API_TIMEOUT_S, OrderedReader
 from bus.validation import check_publish_subject
 

@@ -23,6 +23,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as RawSubscription
 
+from bus.answers import Answers
 from bus.errors import (
     BusError,
     BusTimeoutError,
@@ -45,7 +46,7 @@ from bus.interface import (
 )
 from bus.log import EventLog
 from bus.nats.buckets import NatsKeyValue, NatsObjectStore
-from bus.nats.replies import NO_HEADERS, Answers, Replies, bus_is_away
+from bus.nats.replies import NO_HEADERS, Replies, bus_is_away
 from bus.nats.streams import JetStream, NatsConsumer, TraceStreamLimits, tail_stream
 from bus.services import serve_endpoints
 from bus.settings import redact

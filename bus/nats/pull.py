@@ -11,8 +11,9 @@ import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from bus.answers import STATUS
 from bus.interface import StoredRow
-from bus.nats.replies import NO_HEADERS, STATUS
+from bus.nats.replies import NO_HEADERS
 
 if TYPE_CHECKING:
     from bus.nats.connection import NatsBus

@@ -52,7 +52,7 @@ def one_line(row: bytes) -> bytes:
 
 
 def wrap(row: bytes, timestamp_ms: int) -> bytes:
-    """One line of a segment, with its line end. ``row`` as `one_line` returns it; ``timestamp_ms`` since the opening."""
+    """One line of a segment, with its line end. ``row`` as `one_line` gives it; ``timestamp_ms`` since the opening."""
     return b"%s%d%s%s%s\n" % (_OPEN, timestamp_ms, _EVENT, row, _CLOSE)
 
 

@@ -1,0 +1,257 @@
+"""The recorder as a process over a real nats-server: nothing lost, nothing doubled, readable after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.errors import BusTimeoutError, NotConnectedError
+from bus.nats import NatsBus, connect
+from bus.subjects import trace
+from schemas.base import to_json
+from schemas.session import SessionKey
+from schemas.trace import RequestMetrics, TraceRow
+from services.recorder.segment import segment_indices, segment_name, unwrap
+from tests.support.nats import NatsServer
+from tests.support.processes import HelperProcess, python_process, settings_arguments
+
+StartRecorder = Callable[..., AbstractAsyncContextManager[HelperProcess]]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[NatsBus]:
+    bus = await connect(server.url, name="test", timeout_s=10)
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+def start(server: NatsServer, tmp_path: Path) -> StartRecorder:
+    @asynccontextmanager
+    async def start(name: str = "recorder", **settings: object) -> AsyncIterator[HelperProcess]:
+        known: dict[str, object] = {"nats_url": server.url, "directory": tmp_path / "traces", "flush_interval_ms": 50}
+        arguments = settings_arguments({**known, **settings})
+        async with python_process("services.recorder", *arguments, directory=tmp_path, name=name) as process:
+            yield process
+
+    return start
+
+
+def row_for(request_id: str) -> bytes:
+    request = RequestMetrics(request_id=request_id, model="m", outcome="completed", output_tokens=1)
+    return to_json(TraceRow(event_type="request_end", event_time_unix_ms=1, request=request))
+
+
+async def publish(bus: NatsBus, first: int, count: int) -> None:
+    subject = trace("request_end", "m", SessionKey(root="s").text())
+    await asyncio.gather(
+        *(bus.publish_row(subject, row_for(f"r{n}"), message_id=f"r{n}") for n in range(first, first + count))
+    )
+
+
+def segments(directory: Path) -> list[Path]:
+    if not directory.exists():
+        return []
+    names = [path.name for path in directory.iterdir()]
+    return [directory / segment_name("tidegate", index) for index in segment_indices("tidegate", names)]
+
+
+def recorded(directory: Path) -> list[str]:
+    """Request ids in all segments; only whole members, as a reader beside a running recorder sees them."""
+    requests: list[str] = []
+    for path in segments(directory):
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+        requests += [json.loads(unwrap(line))["request"]["request_id"] for line in lines]
+    return requests
+
+
+async def wait_recorded(process: HelperProcess, directory: Path, count: int, timeout_s: float = 20.0) -> None:
+    await process.wait_for(lambda: len(recorded(directory)) >= count, timeout_s)
+
+
+def names(count: int) -> list[str]:
+    return sorted(f"r{number}" for number in range(count))
+
+
+async def test_rows_are_sunk_in_the_peers_envelope(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """A line is {timestamp, event}; the event is the publisher's row, byte for byte; they are there while it runs."""
+    async with start() as process:
+        await publish(bus, 0, 5)
+        await wait_recorded(process, tmp_path / "traces", 5)
+        (path,) = segments(tmp_path / "traces")
+        for line in gzip.decompress(path.read_bytes()).splitlines():
+            envelope = json.loads(line)
+            assert set(envelope) == {"timestamp", "event"}
+            assert 0 <= envelope["timestamp"] < 60_000
+            assert unwrap(line) == row_for(envelope["event"]["request"]["request_id"])
+        assert await process.stop() == 0
+    assert sorted(recorded(tmp_path / "traces")) == names(5)
+
+
+async def test_a_term_signal_during_load_loses_no_row(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """SIGTERM in the middle of 500 rows: the rest comes after a restart; rows = requests and gzip -t is content
+    (report E2)."""
+    async with start() as process:
+        publishing = asyncio.ensure_future(publish(bus, 0, 500))
+        await wait_recorded(process, tmp_path / "traces", 1)
+        assert await process.stop() == 0
+        await publishing
+    async with start("second", fetch_rows=64) as process:
+        await process.wait_said("service_started")
+        await wait_recorded(process, tmp_path / "traces", 500)
+        assert await process.stop() == 0
+    assert sorted(recorded(tmp_path / "traces")) == names(500)
+    for path in segments(tmp_path / "traces"):
+        checking = await asyncio.create_subprocess_exec("gzip", "-t", str(path))
+        assert await checking.wait() == 0
+
+
+async def test_a_term_signal_drains_what_the_stream_holds(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """Rows that are in the stream when SIGTERM comes are on disk when the process has ended, also with a long flush
+    interval (report E2)."""
+    async with start(flush_interval_ms=5_000, fetch_rows=10) as process:
+        await process.wait_said("service_started")
+        await publish(bus, 0, 200)
+        assert await process.stop() == 0
+    assert sorted(recorded(tmp_path / "traces")) == names(200)
+
+
+async def test_kills_neither_lose_nor_double_rows(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """kill -9 five times in the middle of rows: each row is on disk exactly once, redelivered ones included."""
+    directory = tmp_path / "traces"
+    publishing = asyncio.ensure_future(publish(bus, 0, 600))
+    for attempt in range(5):
+        before = len(recorded(directory))
+        async with start(
+            f"r{attempt}", fetch_rows=16, flush_interval_ms=20, ack_wait_s=1, flush_bytes=2_000
+        ) as process:
+            await wait_recorded(process, directory, min(600, before + 20))
+            await process.kill()
+    await publishing
+    async with start("last", flush_interval_ms=20, ack_wait_s=1) as process:
+        await wait_recorded(process, directory, 600)
+        # Past the redelivery of whatever was taken and not acknowledged by those that were killed.
+        deadline = time.monotonic() + 1.5
+        await process.wait_for(lambda: time.monotonic() > deadline)
+        assert await process.stop() == 0
+    assert sorted(recorded(directory)) == names(600)
+    consumer = await bus.consume("recorder", "tg.v1.trace.>")
+    assert await consumer.pending() == 0
+    await consumer.close()
+
+
+async def test_a_torn_member_is_cut_and_its_rows_come_again(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """A crash in the middle of a write leaves half a member; the next start cuts it and goes on in a new segment."""
+    directory = tmp_path / "traces"
+    async with start() as process:
+        await publish(bus, 0, 3)
+        await wait_recorded(process, directory, 3)
+        await process.kill()
+    (path,) = segments(directory)
+    with path.open("ab") as file:
+        file.write(b"\x1f\x8b\x08\x00half a member")
+    async with start("second") as process:
+        await publish(bus, 3, 2)
+        await process.wait_for(lambda: len(segments(directory)) == 2)
+        await wait_recorded(process, directory, 5)
+        assert "torn_member_cut" in process.stderr
+        assert await process.stop() == 0
+    assert sorted(recorded(directory)) == names(5)
+
+
+async def test_segments_roll_and_a_bad_row_harms_none(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """Two lines a segment; what is no JSON is counted, acknowledged and skipped."""
+    directory = tmp_path / "traces"
+    async with start(roll_lines=2) as process:
+        await process.wait_said("service_started")
+        await publish(bus, 0, 2)
+        subject = trace("request_end", "m", "s")
+        await bus.publish_row(subject, b"no json", message_id="bad")
+        await publish(bus, 2, 3)
+        await wait_recorded(process, directory, 5)
+        assert await process.stop() == 0
+    assert [len(gzip.decompress(path.read_bytes()).splitlines()) for path in segments(directory)] == [2, 2, 1]
+    assert sorted(recorded(directory)) == names(5)
+    consumer = await bus.consume("recorder", "tg.v1.trace.>")
+    assert await consumer.pending() == 0
+    await consumer.close()
+
+
+async def test_the_bus_may_be_killed_and_come_back(
+    server: NatsServer, bus: NatsBus, start: StartRecorder, tmp_path: Path
+) -> None:
+    """kill -9 of nats-server between rows: the recorder waits, resumes, and doubles nothing."""
+    directory = tmp_path / "traces"
+    async with start() as process:
+        await publish(bus, 0, 50)
+        await wait_recorded(process, directory, 50)
+        server.kill()
+        server.start()
+        await publish_when_back(bus, 50, 50)
+        await wait_recorded(process, directory, 100)
+        assert await process.stop() == 0
+    assert sorted(recorded(directory)) == names(100)
+
+
+async def publish_when_back(bus: NatsBus, first: int, count: int) -> None:
+    """As an ingress does: again with the same message id until it is acknowledged."""
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                return await publish(bus, first, count)
+            except (NotConnectedError, BusTimeoutError):
+                await asyncio.sleep(0.1)
+
+
+async def test_two_recorders_never_write_the_same_files(start: StartRecorder, tmp_path: Path) -> None:
+    """The second with the same prefix ends with one sentence and code 2; with its own prefix it runs."""
+    async with start("first") as first:
+        await first.wait_said("service_started")
+        async with start("second") as second:
+            assert await second.wait() == 2
+            assert "another recorder writes 'tidegate'" in second.stderr
+            assert "Traceback" not in second.stderr
+
+
+async def test_rows_go_to_standard_output(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """The sink stdout prints bare rows, one a line, and no file is made."""
+    async with start(sinks='["stdout"]') as process:
+        await publish(bus, 0, 3)
+        await process.wait_for(lambda: process.stdout.count("\n") == 3)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 0
+        lines = process.stdout.splitlines()
+    assert sorted(json.loads(line)["request"]["request_id"] for line in lines) == names(3)
+    assert not (tmp_path / "traces").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"roll_bytes": 0}, "roll_bytes must be at least 1"),
+        ({"prefix": "a/b"}, "prefix"),
+        ({"ack_wait_s": 1, "flush_interval_ms": 1000}, "ack_wait_s"),
+        ({"directory": "/proc/nowhere"}, "directory"),
+    ],
+)
+async def test_a_wrong_setting_is_one_sentence(start: StartRecorder, setting: dict[str, object], said: str) -> None:
+    """Exit code 2, the key named, no traceback."""
+    async with start(**setting) as process:
+        assert await process.wait() == 2
+        assert said in process.stderr
+        assert "Traceback" not in process.stderr

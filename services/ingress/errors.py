@@ -7,6 +7,7 @@ IngressError
 │   ├── UnknownModelError    no worker ever served this model
 │   └── BodyTooLargeError    the body is over the limit
 ├── UnavailableError         nobody's fault here: no worker is known yet, or the process is stopping
+│   └── OverloadedError      more requests are in flight than the settings allow
 ├── AnswerError              the engine's fault
 │   └── EventTooLargeError   one event of the stream is over the limit
 ├── TemplateError            the chat template refuses these messages (scoring is skipped, the request goes on)
@@ -80,6 +81,15 @@ class UnavailableError(IngressError):
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class OverloadedError(UnavailableError):
+    """More requests are in flight than the settings allow."""
+
+    status = 429
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are in flight already.", "too_many_requests")
 
 
 class AnswerError(IngressError):

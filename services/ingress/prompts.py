@@ -26,7 +26,7 @@ StrftimeNow = Callable[[str], str]
 
 
 class _Generation(jinja2.ext.Extension):
-    """Hugging Face's ``{% generation %}`` block marks the assistant's own tokens for training; it renders as nothing."""
+    """Hugging Face's ``{% generation %}`` block marks the assistant's tokens for training; its body renders as is."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 

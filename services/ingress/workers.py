@@ -66,6 +66,11 @@ class Workers:
         """Whether any worker ever served this model."""
         return model in self._models
 
+    @property
+    def knows_any(self) -> bool:
+        """Whether any worker was ever heard."""
+        return bool(self._models)
+
     def get(self, worker: str) -> WorkerState | None:
         """The last fact of a worker that is not gone."""
         heard = self._heard.get(worker)

@@ -84,7 +84,7 @@ async def fetch_served(engines: dict[str, str]) -> dict[str, list[str]]:
 
 def served_requests(body: bytes) -> list[str]:
     """The ids in an engine's answer to ``GET /sim/served``."""
-    return [str(request["request_id"]) for request in json.loads(body)["served"]]
+    return [str(request) for request in json.loads(body)["served"]]
 
 
 def recorded_requests(directory: Path, prefix: str = "tidegate") -> list[str]:

@@ -18,7 +18,7 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
     port: int = 8080
     engines: int = 2
     engine: tuple[str, ...] = ()
-    model: str = "tidegate-sim"
+    model: str = "sim-8b"
     workdir: str = ".tidegate"
     ready_timeout_s: float = 60.0
     log_bytes: int = 16_777_216

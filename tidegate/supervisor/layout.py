@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
@@ -60,9 +60,12 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class SystemPlan:
-    """Everything that `children` needs to know. ``host``: where the front door listens; all else stays on loopback.
-    ``nats_url`` of the bus in use; ``nats_command`` is ``None`` when it is somebody else's. ``config``: the user's TOML
-    file, handed to every process. ``overrides``: settings by section that win over ours. Paths are absolute."""
+    """Everything that `children` needs to know. Paths are absolute.
+
+    ``host``: where the front door listens; all else stays on loopback. ``nats_url`` of the bus in use; ``nats_command``
+    is ``None`` when it is somebody else's. ``tokenizers``: model to the folder of its tokenizer. ``config``: the user's
+    TOML file, handed to every process. ``overrides``: settings by section that win over ours.
+    """
 
     python: str
     host: str
@@ -73,6 +76,7 @@ class SystemPlan:
     nats_command: tuple[str, ...] | None
     simulated: tuple[Simulated, ...] = ()
     engines: tuple[EngineAddress, ...] = ()
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
     config: Path | None = None
     overrides: Mapping[str, Mapping[str, str]] | None = None
 
@@ -98,6 +102,8 @@ def children(plan: SystemPlan) -> list[ChildSpec]:
     specs.append(_service(plan, "hints", "hints", Stage.PLANNING, {}))
     specs.append(_service(plan, "recorder", "recorder", Stage.RECORDER, {"directory": str(plan.traces)}))
     door = {"host": plan.host, "port": str(plan.ports.ingress)}
+    if plan.tokenizers:
+        door["tokenizers"] = json.dumps(dict(plan.tokenizers))
     specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door, stop_s=31.0))
     return specs
 
@@ -125,11 +131,12 @@ def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
 
 def _engine(plan: SystemPlan, name: str, engine: Simulated) -> ChildSpec:
     settings = {
-        "host": INNER_HOST,
-        "port": str(engine.port),
+        "instance": name,
+        "http_host": INNER_HOST,
+        "http_port": str(engine.port),
         "model": plan.model,
         "kv_events_endpoint": f"tcp://{INNER_HOST}:{engine.events_port}",
-        "kv_replay_endpoint": f"tcp://{INNER_HOST}:{engine.replay_port}",
+        "replay_endpoint": f"tcp://{INNER_HOST}:{engine.replay_port}",
     }
     command = _command(plan, "load.engine", "engine", settings)
     return ChildSpec(name, command, Stage.ENGINE, f"http://{INNER_HOST}:{engine.port}/health")

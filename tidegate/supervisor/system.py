@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from load.engine import assets
 from tidegate.errors import AlreadyRunningError
 from tidegate.supervisor import nats_server
 from tidegate.supervisor.config import UpSettings
@@ -127,6 +128,7 @@ class System:
             nats_command=None if self._nats_url else self._nats_command(nats_port, monitor_port),
             simulated=simulated,
             engines=addresses,
+            tokenizers={settings.model: str(Path(assets.__file__).parent)} if simulated else {},
             config=self._config,
             overrides=self._overrides,
         )

@@ -27,8 +27,6 @@ from web.server import Headers, Request, Responder
 
 SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 JSON: Headers = [(b"content-type", b"application/json")]
-FLUSH_S = 0.02
-"""How long written bytes get to leave before a connection is cut on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +258,7 @@ class _Writer:
         """``True`` when the connection was cut."""
         for event in events:
             if self._written == self._death:
-                await asyncio.sleep(FLUSH_S)
-                self._responder.abort()
+                self._responder.break_off()
                 return True
             if self._written == self._stall_after:
                 self._stall_after = None

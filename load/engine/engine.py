@@ -130,7 +130,7 @@ class Engine:
     def close_ticket(self, ticket: Ticket, reason: str) -> None:
         """A request is over (``reason``: stop, length, tool_calls, abort): free what it holds, count it."""
         self.ranks[ticket.rank].abort(ticket)
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         started = ticket.started_s
         self.metrics.ended(
             ticket.rank,

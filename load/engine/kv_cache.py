@@ -64,7 +64,7 @@ class KvCache:
             for digest in evicted:
                 self._events.append(BlockRemoved(digest))
                 if self.pool.find(digest) is None:
-                    del self._contents[digest]
+                    self._contents.pop(digest, None)
         if self.prefix_caching:
             self._register(request, (computed + new_tokens) // size)
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from load.engine.core import CoreConfig, CoreStats, EngineCore, StepResult
 from load.engine.kv_publisher import KvPublisher
@@ -20,7 +19,7 @@ MOST_LAG_S = 0.05
 class Ticket:
     """What the engine owes one request: tokens produced so far, and how it ended. ``name``: the client's request id.
 
-    ``lost``: the engine restarted under it. Times are the loop's clock in seconds.
+    ``lost``: the engine restarted under it. Times are monotonic seconds.
     """
 
     __slots__ = (
@@ -49,7 +48,7 @@ class Ticket:
         self.lost = False
         self.gone = False
         self.cached_tokens = 0
-        self.started_s = asyncio.get_running_loop().time()
+        self.started_s = time.monotonic()
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self._every = every
@@ -138,24 +137,23 @@ class Rank:
 
     async def run(self) -> None:
         """Iterate while there is work, wait for it otherwise; ends by being cancelled."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = time.monotonic()
         while True:
             core = self.core
             result = core.step()
             if result is None:
                 self._work.clear()
                 await self._work.wait()
-                due = loop.time()
+                due = time.monotonic()
                 continue
-            due = max(due, loop.time() - MOST_LAG_S) + result.duration_s / self._speed
-            wait_s = due - loop.time()
+            due = max(due, time.monotonic() - MOST_LAG_S) + result.duration_s / self._speed
+            wait_s = due - time.monotonic()
             await asyncio.sleep(wait_s if wait_s >= SHORTEST_SLEEP_S else 0)
             if core is self.core:
-                self._deliver(result, loop.time)
+                self._deliver(result)
 
-    def _deliver(self, result: StepResult, clock: Callable[[], float]) -> None:
-        now = clock()
+    def _deliver(self, result: StepResult) -> None:
+        now = time.monotonic()
         for request_id, cached in result.admitted:
             ticket = self._tickets.get(request_id)
             if ticket is not None and ticket.admitted_s is None:

@@ -1,0 +1,138 @@
+"""The architecture as tests: cores without I/O, and one direction of imports (docs/architecture.md, STYLE.md §7.1)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+FORBIDDEN_IN_CORES = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "httptools",
+        "multiprocessing",
+        "nats",
+        "os",
+        "random",
+        "secrets",
+        "select",
+        "signal",
+        "socket",
+        "subprocess",
+        "threading",
+        "time",
+        "uuid",
+        "uvloop",
+        "zmq",
+    }
+)
+"""Clock, chance, the network, threads, processes: a core gets what it needs of them handed in."""
+
+IMPURE_HOUSE = ("bus.health", "bus.memory", "bus.nats", "bus.service", "bus.tasks", "web.client", "web.server")
+"""Modules of ours that do I/O; a core does not import them either."""
+
+SHELLS = ("shell", "config", "__main__")
+
+MAY_IMPORT = {
+    "schemas": frozenset[str](),
+    "web": frozenset[str](),
+    "kvcore": frozenset[str](),
+    "bus": frozenset({"schemas", "web"}),
+    "services": frozenset({"schemas", "bus", "web", "kvcore"}),
+    "load": frozenset({"schemas", "bus", "web", "kvcore", "services"}),
+    "tidegate": frozenset({"schemas", "bus", "web", "kvcore", "services", "load"}),
+}
+"""Package to the packages below it; every package may import itself, a service only itself among the services."""
+
+
+def modules(package: str) -> list[Path]:
+    """Every Python file of a package."""
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import in a file, inside functions too; ``from a import b`` counts as ``a.b``."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{origin}.{alias.name}"
+
+
+def is_shell(path: Path) -> bool:
+    """Whether a file of a service may do I/O: ``services/<name>/shell*``, ``config.py``, ``__main__.py``."""
+    room = path.relative_to(ROOT / "services").parts
+    if len(room) < 2:
+        return False
+    name = room[1].removesuffix(".py")
+    return name in SHELLS or name.startswith("shell")
+
+
+def is_in(name: str, module: str) -> bool:
+    """Whether a dotted name is a module or something in it."""
+    return name == module or name.startswith(module + ".")
+
+
+CORES = [path for path in modules("services") if not is_shell(path)]
+
+
+def test_there_are_cores_to_check() -> None:
+    """The rules below look at real files: at least one core of every service."""
+    assert {path.relative_to(ROOT).parts[1] for path in CORES} >= {
+        "admission",
+        "bridge",
+        "hints",
+        "indexer",
+        "ingress",
+        "recorder",
+    }
+
+
+@pytest.mark.parametrize("path", CORES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_core_imports_neither_clock_nor_chance_nor_io(path: Path) -> None:
+    """Every service module but shell, config and __main__ is pure."""
+    guilty = [
+        f"line {line}: {name}"
+        for line, name in imports(path)
+        if name.split(".")[0] in FORBIDDEN_IN_CORES or any(is_in(name, module) for module in IMPURE_HOUSE)
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports_point_one_way(package: str) -> None:
+    """schemas, web, kvcore <- bus <- services <- load <- tidegate; services never import each other."""
+    guilty = []
+    for path in modules(package):
+        own = path.relative_to(ROOT).parts
+        for line, name in imports(path):
+            top = name.split(".")[0]
+            if top not in MAY_IMPORT and top != "tests":
+                continue
+            allowed = top == package or top in MAY_IMPORT[package]
+            if package == top == "services":
+                allowed = len(own) < 3 or is_in(name, f"services.{own[1]}")
+            if not allowed:
+                guilty.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert guilty == []
+
+
+def test_cores_do_not_import_their_shell() -> None:
+    """The shell knows the core, never the other way round."""
+    guilty = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in CORES
+        for line, name in imports(path)
+        if name.startswith("services.") and len(name.split(".")) > 2 and name.split(".")[2].startswith("shell")
+    ]
+    assert guilty == []

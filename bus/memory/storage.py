@@ -39,7 +39,8 @@ class Changed:
 
 @dataclass(slots=True)
 class DurableState:
-    """How far a durable consumer has come: ``open`` holds (deadline, times delivered) by stream sequence."""
+    """How far a durable consumer has come: ``open`` holds (delivered at, times delivered) by stream
+    sequence."""
 
     filter_subject: str
     ack_wait_s: float
@@ -127,12 +128,13 @@ class MemoryConsumer:
             left = deadline - loop.time()
             if rows or left <= 0:
                 return rows
-            again = [at - loop.time() for at, _ in self._state().open.values()]
+            state = self._state()
+            again = [at + state.ack_wait_s - loop.time() for at, _ in state.open.values()]
             await self._stream.changed.wait(max(0.001, min([left, *again])))
 
     def _take(self, limit: int, now: float) -> list[StoredRow]:
         state = self._state()
-        late = sorted(seq for seq, (at, _) in state.open.items() if at <= now)
+        late = sorted(seq for seq, (at, _) in state.open.items() if at + state.ack_wait_s <= now)
         taken = late[:limit]
         while len(taken) < limit and state.next_seq <= len(self._stream.rows):
             if subject_matches(state.filter_subject, self._stream.rows[state.next_seq - 1][0]):
@@ -141,7 +143,7 @@ class MemoryConsumer:
         rows = []
         for seq in taken:
             delivered = state.open.get(seq, (0.0, 0))[1] + 1
-            state.open[seq] = (now + state.ack_wait_s, delivered)
+            state.open[seq] = (now, delivered)
             rows.append(self._stream.row(seq, delivered))
         return rows
 

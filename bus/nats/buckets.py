@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nats.js import api
 from nats.js import errors as js_errors
+from nats.js.object_store import OBJ_DEFAULT_CHUNK_SIZE
 from nats.js.object_store import ObjectStore as RawObjectStore
 
 from bus.answers import STATUS
@@ -206,7 +207,9 @@ class NatsObjectStore:
 
     async def put(self, key: str, data: bytes) -> None:
         await self._ensure()
-        await self._bus.js.call(key, self._raw.put(key, data))
+        chunk_bytes = min(OBJ_DEFAULT_CHUNK_SIZE, self._bus.max_payload)
+        meta = api.ObjectMeta(name=key, options=api.ObjectMetaOptions(max_chunk_size=chunk_bytes))
+        await self._bus.js.call(key, self._raw.put(key, data, meta))
 
     async def get(self, key: str) -> bytes:
         """An object that is overwritten while it is read is read again. Raises `KeyMissingError`, `StreamError`."""

@@ -396,6 +396,9 @@ class NatsBus:
         self._closed = True
         for subscription in list(self._subscriptions.values()):
             await subscription.unsubscribe()
+        if not self.client.is_connected:
+            # nats-py would write what is left to the closed socket, which uvloop refuses, and skip its own cleaning up.
+            self.client._pending, self.client._pending_data_size = [], 0
         try:
             await asyncio.wait_for(self.client.close(), 2.0)
         except (TimeoutError, OSError) as error:

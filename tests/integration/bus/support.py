@@ -1,0 +1,68 @@
+"""What the bus tests share: a handle on a server, a handler that collects, and waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bus.interface import Bus, BusMessage
+
+
+class Server:
+    """A server of either kind."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        self._connections: list[Bus] = []
+
+    async def connect(self, name: str = "test") -> Bus:
+        connection = await self._open(name)
+        self._connections.append(connection)
+        return connection
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+
+    async def _open(self, name: str) -> Bus:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stops cleanly; what it stored stays."""
+        raise NotImplementedError
+
+    def start(self, *, fresh: bool = False) -> None:
+        """Runs again; ``fresh``: on another, empty store."""
+        raise NotImplementedError
+
+
+class Collector:
+    """A handler that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.messages: list[BusMessage] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, message: BusMessage) -> None:
+        self.messages.append(message)
+        self._changed.set()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages]
+
+    async def wait_for(self, count: int, timeout_s: float = 10.0) -> list[bytes]:
+        """Payloads, once there are ``count``."""
+        async with asyncio.timeout(timeout_s):
+            while len(self.messages) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.payloads
+
+
+async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Until ``holds()``; raises `TimeoutError`."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.005)

@@ -128,3 +128,12 @@ async def python_process(
 def settings_arguments(settings: Mapping[str, object]) -> list[str]:
     """``--set key=value`` for each of ``settings``."""
     return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = READY_TIMEOUT_S, what: str = "") -> None:
+    """Until ``condition`` holds. Raises `AssertionError` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what or condition}")
+        await asyncio.sleep(_POLL_S)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bus.settings import load_with_origins
@@ -86,7 +87,7 @@ class Screen:
 
     def event(self, event: ChildEvent) -> None:
         style = {"given_up": "bold red", "restarting": "yellow"}.get(event.state, "green")
-        self._note.print(f"[bold]{event.child}[/] {event.what}", style=style)
+        self._note.print(f"[bold]{event.child}[/] {escape(event.what)}", style=style)
 
     def starting(self) -> Any:
         return self._note.status("starting …")
@@ -111,7 +112,7 @@ class Screen:
             table.add_row("engine", f"{engine.url}" + (f"   {engine.worker}, simulated" if engine.simulated else ""))
         table.add_row("traces", state.traces)
         table.add_row("logs", state.logs)
-        table.add_row("try", curl(state, model))
+        table.add_row("try", escape(curl(state, model)))
         table.add_row("watch", tail_command(state))
         table.add_row("check", tail_command(state).replace(" tail", " doctor", 1))
         self._out.print("[bold green]Tidegate is up.[/] Ctrl-C stops it.")

@@ -1,0 +1,174 @@
+"""Looks at everything and judges it with `tidegate.doctor.checks`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bus.errors import BusError, BusTimeoutError, NoRespondersError
+from bus.interface import BusMessage
+from bus.nats import NatsBus
+from bus.subjects import INDEX_MATCH, ROOT, TRACE_STREAM
+from schemas.base import BadMessageError, from_json, from_msgpack, to_msgpack
+from schemas.index import MatchReply, MatchRequest
+from schemas.worker import WorkerState
+from tidegate.doctor import checks
+from tidegate.doctor.checks import Check
+from tidegate.errors import NoBusError
+from tidegate.locate import Located, open_bus
+from web.client import HttpClient, Timeouts
+from web.errors import WebError
+
+LISTEN_S = 2.5
+_ASK_S = 2.0
+_LEAST_PAYLOAD = 8 * 1024 * 1024
+
+
+async def examine(located: Located, url: str | None) -> list[Check]:
+    """All checks. ``url``: the front door, where the bus does not tell."""
+    try:
+        bus = await open_bus(located, "tidegate-doctor")
+    except NoBusError as error:
+        fix = "start a system with `tidegate up`, or name the bus with --nats"
+        return [Check(name="bus", verdict="failed", found=str(error).split(";")[0], fix=fix)]
+    http = HttpClient()
+    try:
+        return await Examination(bus, http, located).all(url)
+    finally:
+        await http.close()
+        await bus.close()
+
+
+class Examination:
+    """One look at one system."""
+
+    def __init__(self, bus: NatsBus, http: HttpClient, located: Located) -> None:
+        self._bus = bus
+        self._http = http
+        self._located = located
+
+    async def all(self, url: str | None) -> list[Check]:
+        """In the order in which things depend on each other."""
+        workers, services = await asyncio.gather(self._workers(), self._services())
+        found = [self._check_bus(), await self._check_stream()]
+        found += checks.check_services([str(service["name"]) for service in services])
+        found += checks.check_workers(workers, LISTEN_S)
+        found += checks.check_streams(workers)
+        found += checks.check_models(workers)
+        pools = {state.profile.model: state for state in workers.values() if state.health != "left"}
+        for model, state in sorted(pools.items()):
+            found += checks.check_index(model, await self._match(state))
+            found.append(await self._check_tokenizer(state))
+        for state in workers.values():
+            found.append(await self._check_engine(state))
+        found += await self._check_pages(services, url)
+        return found
+
+    def _check_bus(self) -> Check:
+        limit = self._bus.max_payload
+        found = f"{self._located.nats_url} (from {self._located.source}), messages up to {limit} bytes"
+        if limit >= _LEAST_PAYLOAD:
+            return Check(name="bus", verdict="ok", found=found)
+        fix = f"set max_payload: {_LEAST_PAYLOAD} in nats-server's configuration"
+        return Check(name="bus", verdict="warning", found=found, fix=fix)
+
+    async def _check_stream(self) -> Check:
+        info = await self._ask_json(f"$JS.API.STREAM.INFO.{TRACE_STREAM}")
+        consumer = await self._ask_json(f"$JS.API.CONSUMER.INFO.{TRACE_STREAM}.recorder")
+        pending = None
+        if "error" not in consumer:
+            pending = int(consumer.get("num_pending", 0)) + int(consumer.get("num_ack_pending", 0))
+        return checks.check_stream(info, pending)
+
+    async def _ask_json(self, subject: str) -> dict[str, Any]:
+        try:
+            answer = await self._bus.request(subject, b"", timeout_s=_ASK_S)
+            return dict(json.loads(answer.payload))
+        except (BusError, ValueError) as error:
+            return {"error": {"description": str(error)}}
+
+    async def _workers(self) -> dict[str, WorkerState]:
+        """What bridges say within `LISTEN_S` (they speak once a second)."""
+        workers: dict[str, WorkerState] = {}
+
+        def on_state(message: BusMessage) -> None:
+            try:
+                state = from_json(message.payload, WorkerState)
+            except BadMessageError:
+                return  # a newer version's; it is missed below
+            workers[state.worker] = state
+
+        subscription = await self._bus.subscribe(f"{ROOT}.worker.state.>", on_state)
+        await asyncio.sleep(LISTEN_S)
+        await subscription.unsubscribe()
+        return workers
+
+    async def _services(self) -> list[dict[str, Any]]:
+        """Answers to ``$SRV.PING``."""
+        answers: list[BusMessage] = []
+        # Silence is the end of the answers, or there is nobody at all.
+        with contextlib.suppress(BusTimeoutError, NoRespondersError):
+            async for answer in self._bus.request_many("$SRV.PING", b"", idle_timeout_s=0.5, deadline_s=LISTEN_S):
+                answers += [answer]
+        return [dict(json.loads(answer.payload)) for answer in answers]
+
+    async def _match(self, state: WorkerState) -> MatchReply | None:
+        profile = state.profile
+        question = MatchRequest(
+            model=profile.model, block_size=profile.block_size or 16, chain=b"", salt_rule=profile.salt_rule
+        )
+        try:
+            answer = await self._bus.request(INDEX_MATCH, to_msgpack(question), timeout_s=_ASK_S)
+            return from_msgpack(answer.payload, MatchReply)
+        except (BusError, BadMessageError):
+            return None
+
+    async def _check_tokenizer(self, state: WorkerState) -> Check:
+        body = json.dumps({"model": state.profile.model, "prompt": "one two three"}).encode()
+        problem = await self._fetch("POST", f"{state.profile.url}/tokenize", body)
+        return checks.check_tokenizer(state.profile.model, problem is None, f"/tokenize: {problem}")
+
+    async def _check_engine(self, state: WorkerState) -> Check:
+        url = state.profile.url
+        name = f"engine {state.worker}"
+        problem = await self._fetch("GET", f"{url}/v1/models")
+        if problem is None:
+            return Check(name=name, verdict="ok", found=f"{url}/v1/models answers")
+        fix = "harmless if only the bridge and the front door can reach it; else see the engine"
+        return Check(name=name, verdict="warning", found=f"{url} from here: {problem}", fix=fix)
+
+    async def _check_pages(self, services: list[dict[str, Any]], url: str | None) -> list[Check]:
+        """Readiness of the front door and of every service that says where its page is."""
+        pages: dict[str, str] = {}
+        for service in services:
+            metadata: Mapping[str, str] = service.get("metadata") or {}
+            if metadata.get("http"):
+                instance = metadata.get("instance") or str(service.get("id"))
+                pages[f"ready {instance}"] = metadata["http"]
+        if self._located.state is not None:
+            known = {page.rstrip("/") for page in pages.values()}
+            for child, page in self._located.state.health.items():
+                base = page.removesuffix("/readyz")
+                if page.endswith("/readyz") and base not in known:
+                    pages[f"ready {child}"] = base
+        door = url or (self._located.state.url if self._located.state is not None else None)
+        if door is not None:
+            pages["front door"] = door.rstrip("/").removesuffix("/v1")
+        found = []
+        for name, page in pages.items():
+            found.append(checks.check_ready(name, page, await self._fetch("GET", f"{page}/readyz")))
+        return found
+
+    async def _fetch(self, method: str, url: str, body: bytes = b"") -> str | None:
+        """``None`` for 2xx, else what is wrong."""
+        headers = [(b"content-type", b"application/json")] if body else []
+        try:
+            answer = await self._http.fetch(method, url, headers, body, Timeouts(connect_s=1.0, total_s=_ASK_S))
+        except WebError as error:
+            return str(error)
+        if 200 <= answer.status < 300:
+            return None
+        return answer.body.decode(errors="replace").strip()[:200] or f"status {answer.status}"

@@ -1,4 +1,4 @@
-"""A real nats-server as a test's part: started on a free port with its own store, stopped, killed, paused, restarted."""
+"""A real nats-server as a test's part: on a free port, with its own store; stopped, killed, paused, restarted."""
 
 from __future__ import annotations
 

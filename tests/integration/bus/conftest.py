@@ -68,7 +68,9 @@ MAX_PAYLOAD = 64 * 1024
 @pytest.fixture(params=["nats", "memory"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
     """A server of either kind that takes messages up to 64 KB; connections are closed at the end."""
-    made: Server = RealServer(tmp_path / "nats", MAX_PAYLOAD) if request.param == "nats" else InMemoryServer(MAX_PAYLOAD)
+    made: Server = (
+        RealServer(tmp_path / "nats", MAX_PAYLOAD) if request.param == "nats" else InMemoryServer(MAX_PAYLOAD)
+    )
     try:
         yield made
         await made.close()

@@ -68,9 +68,7 @@ async def test_queue_group_shares_and_plain_subscribers_see_all(server: Server) 
     assert plain.payloads == [b"%d" % number for number in range(300)]
 
 
-async def test_a_handler_that_raises_is_counted_and_ends_nothing(
-    bus: Bus, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_handler_that_raises_is_counted_and_ends_nothing(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     """Later messages still arrive; the failure is in both counters and in the log."""
     got = Collector()
 

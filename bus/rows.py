@@ -1,0 +1,163 @@
+"""Trace rows on their way into the stream: a bounded window of unacknowledged rows, re-sent until acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bus.errors import BusError, ClosedError, PayloadTooLargeError
+from bus.interface import Bus
+from bus.log import EventLog
+from bus.tasks import Tasks
+
+log = EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStats:
+    """``depth``: rows not yet acknowledged. ``duplicates``: acknowledged, but the stream had them already. ``resent``:
+    further attempts. ``dropped``: lost, by reason (``window_full``, ``payload_too_large``, ``stopped``)."""
+
+    depth: int = 0
+    acknowledged: int = 0
+    duplicates: int = 0
+    resent: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    subject: str
+    payload: bytes
+    message_id: str
+
+
+class RowPublisher:
+    """Publishes rows into the trace stream. `publish` never waits; what does not fit into ``window`` is counted.
+
+    ``senders`` rows are on their way at once. A row that is not acknowledged within ``timeout_s``, or that the bus
+    could not take, is sent again after ``retry_first_s``, doubling up to ``retry_most_s``; its message id keeps the
+    stream from storing it twice (within the stream's duplicate window).
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        tasks: Tasks,
+        *,
+        window: int = 10_000,
+        senders: int = 16,
+        timeout_s: float = 5.0,
+        retry_first_s: float = 0.1,
+        retry_most_s: float = 2.0,
+    ) -> None:
+        self._bus = bus
+        self._window = window
+        self._timeout_s = timeout_s
+        self._retry_first_s = retry_first_s
+        self._retry_most_s = retry_most_s
+        self._waiting: deque[_Row] = deque()
+        self._depth = 0
+        self._acknowledged = 0
+        self._duplicates = 0
+        self._resent = 0
+        self._dropped: Counter[str] = Counter()
+        self._more = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._stopped = False
+        for number in range(senders):
+            tasks.start(f"row-sender-{number}", self._send())
+
+    def publish(self, subject: str, payload: bytes, message_id: str) -> bool:
+        """Take one row; ``False`` when the window is full or the publisher has stopped (counted)."""
+        if self._stopped or self._depth >= self._window:
+            self._drop("stopped" if self._stopped else "window_full", message_id)
+            return False
+        self._depth += 1
+        self._empty.clear()
+        self._waiting.append(_Row(subject, payload, message_id))
+        self._more.set()
+        return True
+
+    async def drain(self, timeout_s: float) -> int:
+        """Wait until every row is acknowledged, at most ``timeout_s``; then take no more. Returns the rows given up."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            log.error("rows_lost", rows=self._depth, reason="stopped")
+        self._stopped = True
+        left, self._depth = self._depth, 0
+        self._waiting.clear()
+        self._dropped["stopped"] += left
+        return left
+
+    def stats(self) -> RowStats:
+        return RowStats(self._depth, self._acknowledged, self._duplicates, self._resent, dict(self._dropped))
+
+    async def _send(self) -> None:
+        """One sender: a row at a time, until it is acknowledged."""
+        while True:
+            while not self._waiting:
+                self._more.clear()
+                await self._more.wait()
+            row = self._waiting.popleft()
+            try:
+                stored = await self._acknowledge(row)
+            except PayloadTooLargeError as error:
+                self._drop(error.reason, row.message_id)
+            except ClosedError:
+                return
+            else:
+                self._acknowledged += 1
+                self._duplicates += not stored
+            if not self._stopped:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._empty.set()
+
+    async def _acknowledge(self, row: _Row) -> bool:
+        retry_s = self._retry_first_s
+        while True:
+            try:
+                return await self._bus.publish_row(row.subject, row.payload, row.message_id, timeout_s=self._timeout_s)
+            except (PayloadTooLargeError, ClosedError):
+                raise
+            except BusError as error:
+                self._resent += 1
+                log.warning("row_not_acknowledged", request=row.message_id, reason=error.reason, detail=str(error))
+            await asyncio.sleep(retry_s)
+            retry_s = min(retry_s * 2, self._retry_most_s)
+
+    def _drop(self, reason: str, message_id: str) -> None:
+        self._dropped[reason] += 1
+        log.error("row_dropped", request=message_id, reason=reason)
+
+
+class RowCollector(Collector):
+    """`RowStats` as metrics, read when scraped. Register it once a process."""
+
+    def __init__(self, rows: RowPublisher) -> None:
+        self._rows = rows
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._rows.stats()
+        yield GaugeMetricFamily("tidegate_trace_rows_waiting", "Rows not yet acknowledged.", value=stats.depth)
+        for name, text, value in (
+            ("acknowledged", "Rows that the stream has.", stats.acknowledged),
+            ("duplicates", "Rows that the stream had already.", stats.duplicates),
+            ("resent", "Further attempts to send a row.", stats.resent),
+        ):
+            yield CounterMetricFamily(f"tidegate_trace_rows_{name}", text, value=value)
+        dropped = CounterMetricFamily("tidegate_trace_rows_dropped", "Rows lost, by reason.", labels=["reason"])
+        for reason in ("window_full", "payload_too_large", "stopped"):
+            dropped.add_metric([reason], stats.dropped.get(reason, 0))
+        yield dropped

@@ -38,9 +38,10 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReply:
-    """An answer that the front door gives by itself."""
+    """An answer that the front door gives by itself; ``reason`` is also in its headers."""
 
     status: int
+    reason: str
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
@@ -95,7 +96,7 @@ def error_reply(
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
     body = msgspec.json.encode(shape(status, reason, message, param))
-    return ErrorReply(status=status, headers=tuple(headers), body=body)
+    return ErrorReply(status=status, reason=reason, headers=tuple(headers), body=body)
 
 
 def reply_to(endpoint: str | None, error: IngressError) -> ErrorReply:

@@ -2,7 +2,8 @@
 
 The delay starts at ``first_delay_s`` and grows by ``factor`` with each exit up to ``max_delay_s``; a child that ran for
 ``steady_s`` starts afresh. ``max_exits`` exits without a steady run are a crash loop: it is left alone, and its owner
-told. An exit with code 2 is a wrong setting, which no restart heals.
+told. One that was never ready gets ``first_exits`` tries only, and an exit with code 2 then is a wrong setting, which
+no restart heals.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ class RestartRules:
     max_delay_s: float = 5.0
     steady_s: float = 10.0
     max_exits: int = 8
+    first_exits: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is remembered of one child: when it was started last, exits without a steady run since, all restarts."""
+    """What is remembered of one child: when it was started last, whether it was ever ready, exits without a steady run
+    since, all restarts."""
 
     started_at: float = 0.0
+    was_ready: bool = False
     exits: int = 0
     restarts: int = 0
 
@@ -53,13 +57,18 @@ def started(history: History, now: float) -> History:
     return replace(history, started_at=now)
 
 
+def became_ready(history: History) -> History:
+    """Its settings are good, then."""
+    return replace(history, was_ready=True)
+
+
 def exited(history: History, code: int, now: float, rules: RestartRules) -> tuple[History, Restart | GiveUp]:
     """The child ended with ``code`` (negative: killed by that signal) although nobody asked it to."""
-    if code == WRONG_SETTING_EXIT:
+    if code == WRONG_SETTING_EXIT and not history.was_ready:
         return history, GiveUp("wrong_setting", "it refused its settings (exit code 2)")
     exits = 1 if now - history.started_at >= rules.steady_s else history.exits + 1
     history = replace(history, exits=exits)
-    if exits >= rules.max_exits:
+    if exits >= (rules.max_exits if history.was_ready else rules.first_exits):
         return history, GiveUp("crash_loop", f"it ended {exits} times without running {rules.steady_s:g} s")
     delay_s = min(rules.max_delay_s, rules.first_delay_s * rules.factor ** (exits - 1))
     return replace(history, restarts=history.restarts + 1), Restart(delay_s)

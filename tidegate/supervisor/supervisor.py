@@ -154,7 +154,6 @@ class _Child:
         self._history = policy.History()
         self._process: ChildProcess | None = None
         self._why: str | None = "not started"
-        self._was_ready = False
 
     def status(self) -> ChildStatus:
         pid = self._process.pid if self._process is not None and self._process.running else None
@@ -214,14 +213,12 @@ class _Child:
         self.state = "ready"
         if self._history.restarts:
             self._owner.tell(self.spec.name, "ready", "is ready again")
-        self._was_ready = True
+        self._history = policy.became_ready(self._history)
 
     async def _ended(self, code: int) -> bool:
         """After an exit that nobody asked for; ``False`` when it is given up."""
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        # Settings that worked once are not the reason.
-        seen_code = 1 if code == policy.WRONG_SETTING_EXIT and self._was_ready else code
-        self._history, verdict = policy.exited(self._history, seen_code, time.monotonic(), self._owner.rules)
+        self._history, verdict = policy.exited(self._history, code, time.monotonic(), self._owner.rules)
         if isinstance(verdict, policy.GiveUp):
             self._why = f"{how}; {verdict.message}"
             self.state = "given_up"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.supervisor.policy import GiveUp, History, Restart, RestartRules, exited, started
+from tidegate.supervisor.policy import GiveUp, History, Restart, RestartRules, became_ready, exited, started
 
 RULES = RestartRules(first_delay_s=0.5, factor=2.0, max_delay_s=3.0, steady_s=10.0, max_exits=5)
 
 
 def test_delays_grow_up_to_their_bound_then_it_is_a_crash_loop() -> None:
     """Half a second, doubled each time, at most three; the fifth exit in a row is the last."""
-    history, delays, now = History(), [], 100.0
+    history, delays, now = became_ready(History()), [], 100.0
     for _ in range(4):
         history = started(history, now)
         history, verdict = exited(history, 1, now + 1, RULES)
@@ -27,23 +27,36 @@ def test_delays_grow_up_to_their_bound_then_it_is_a_crash_loop() -> None:
 
 def test_a_steady_run_is_forgiven() -> None:
     """A child that ran long enough starts afresh, however often it failed before."""
-    history = History(started_at=0.0, exits=4)
+    history = History(started_at=0.0, was_ready=True, exits=4)
     history, verdict = exited(history, -9, 10.0, RULES)
     assert verdict == Restart(0.5)
     assert history.exits == 1
 
 
 def test_a_wrong_setting_is_not_tried_again() -> None:
-    """Exit code 2 means that restarting does not help."""
+    """Exit code 2 means that restarting does not help, unless the same settings have worked before."""
     _, verdict = exited(started(History(), 0.0), 2, 0.5, RULES)
     assert isinstance(verdict, GiveUp)
     assert verdict.reason == "wrong_setting"
+    _, verdict = exited(started(became_ready(History()), 0.0), 2, 0.5, RULES)
+    assert verdict == Restart(0.5)
+
+
+def test_one_that_was_never_ready_gets_fewer_tries() -> None:
+    """Whoever waits for a system to come up should not wait for a crash loop to end."""
+    history, exits = History(), 0
+    while True:
+        history, verdict = exited(started(history, 0.0), 1, 0.5, RULES)
+        exits += 1
+        if isinstance(verdict, GiveUp):
+            break
+    assert exits == RULES.first_exits
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from([0, 1, -9, -15])), max_size=40))
 def test_it_gives_up_exactly_after_so_many_short_runs_in_a_row(runs: list[tuple[float, int]]) -> None:
     """Against the naive count of short runs since the last steady one."""
-    history, now, short = History(), 0.0, 0
+    history, now, short = became_ready(History()), 0.0, 0
     for length_s, code in runs:
         history = started(history, now)
         short = 1 if now + length_s - now >= RULES.steady_s else short + 1

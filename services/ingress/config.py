@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import Literal
 
+import msgspec
+
 from bus.settings import CommonSettings
 
 MEBIBYTE = 1024 * 1024
@@ -20,6 +22,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     ``engine``: by the engine's ``/tokenize``; ``auto``: local where there is one, else the engine; ``none``: neither,
     requests are placed by session and load. ``tokenize_threads`` work on at most ``tokenize_queue`` prompts; a
     request over that bound, or whose tokens take longer than ``tokenize_timeout_s``, is placed without its chain.
+    ``tokenize_cache_bytes``: tokens of conversations that are kept per model, so that a resent one costs its new tail.
 
     ``body_bytes``: larger requests get 413. ``event_bytes``: the largest single event of a stream. ``max_in_flight``:
     accepted requests that have not ended; over it: 429. ``row_window``: trace rows not yet acknowledged.
@@ -31,8 +34,8 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     or, with ``fallback`` off, refused. ``admit_deadline_s``: how long a held request waits in all.
     ``worker_lost_s``: a worker unheard for longer gets nothing.
 
-    ``retry``: once, on another worker, when the first failed before its first byte. ``splice_usage``: ask the
-    engine for usage (and keep the extra chunk from clients that did not ask). ``splice_priority``: send the priority that
+    ``retry``: once, on another worker, when the first failed before its first byte. ``splice_usage``: ask the engine
+    for usage (and keep the extra chunk from clients that did not ask). ``splice_priority``: send the priority that
     admission decided. ``splice_session_id``: send the session's id in the body, for engines that use it.
     ``forward_headers``: more header names to forward; a trailing ``*`` stands for any ending.
     """
@@ -41,11 +44,12 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     port: int = 8080
     tenant: str = "default"
 
-    tokenizers: dict[str, str] = {}
+    tokenizers: dict[str, str] = msgspec.field(default_factory=dict)
     tokenize: Literal["auto", "local", "engine", "none"] = "auto"
     tokenize_threads: int = 2
     tokenize_queue: int = 64
     tokenize_timeout_s: float = 2.0
+    tokenize_cache_bytes: int = 256 * MEBIBYTE
 
     body_bytes: int = 32 * MEBIBYTE
     header_bytes: int = 65_536
@@ -77,6 +81,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
             "tokenize_threads",
             "tokenize_queue",
             "tokenize_timeout_s",
+            "tokenize_cache_bytes",
             "body_bytes",
             "header_bytes",
             "event_bytes",

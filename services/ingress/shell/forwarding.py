@@ -86,7 +86,7 @@ class ForwardList:
 
 
 def downstream(headers: Headers, request_id: str, *, keep_length: bool) -> Headers:
-    """What the client gets of an engine's headers, and our request id; the length only where the body is the engine's."""
+    """What the client gets of an engine's headers, and our request id; the length only of a body that is unchanged."""
     named = _named_by_connection(headers)
     kept: Headers = []
     for name, value in headers:

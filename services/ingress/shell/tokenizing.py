@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Skipped = Literal["queue_full", "timeout", "failed"]
+Skipped = Literal["queue_full", "timeout", "failed", "off", "unscored", "no_tokenizer"]
 
 
 class SkippedError(Exception):

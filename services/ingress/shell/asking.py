@@ -1,0 +1,63 @@
+"""Asking admission for a decision: replies until one of them decides, or why none will."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from bus.errors import BusError, BusTimeoutError, NoRespondersError
+from bus.interface import Bus
+from schemas.admit import AdmitReply, Granted, Held, Refused
+from schemas.base import BadMessageError, from_msgpack, to_msgpack
+from services.ingress.effects import AskAdmission
+from services.ingress.events import AdmitFailure
+
+
+class NoDecisionError(Exception):
+    """Nobody decides; ``reason`` is an `AdmitFailure`."""
+
+    def __init__(self, reason: AdmitFailure) -> None:
+        super().__init__(reason)
+        self.reason: AdmitFailure = reason
+
+
+async def ask(bus: Bus, effect: AskAdmission, *, idle_s: float) -> AsyncGenerator[AdmitReply, None]:
+    """Every reply; the last one is a grant or a refusal. Raises `NoDecisionError`.
+
+    A held request whose keep-alive stops is asked once more by its id: a new leader may have taken over, and the
+    same question has the same grant (schemas.admit).
+    """
+    held = True
+    while held:
+        held = False
+        try:
+            async with aclosing(_replies(bus, effect, idle_s)) as replies:
+                async for reply in replies:
+                    yield reply
+                    if isinstance(reply, Granted | Refused):
+                        return
+                    held = True
+        except NoRespondersError as error:
+            raise NoDecisionError("no_responders") from error
+        except BusTimeoutError as error:
+            if time.time() * 1000 >= effect.question.deadline_ms:
+                raise NoDecisionError("hold_timeout") from error
+            if not held:
+                raise NoDecisionError("admit_silent") from error
+        except BadMessageError as error:
+            raise NoDecisionError("bad_reply") from error
+        except BusError as error:
+            raise NoDecisionError("bus_down") from error
+    raise NoDecisionError("admit_silent")
+
+
+async def _replies(bus: Bus, effect: AskAdmission, idle_s: float) -> AsyncGenerator[Granted | Refused | Held, None]:
+    left_s = effect.question.deadline_ms / 1000 - time.time()
+    if left_s <= 0:
+        raise BusTimeoutError(effect.subject, 0.0)
+    payload = to_msgpack(effect.question)
+    answers = bus.request_many(effect.subject, payload, idle_timeout_s=min(idle_s, left_s), deadline_s=left_s)
+    async with aclosing(answers) as messages:
+        async for message in messages:
+            yield from_msgpack(message.payload, AdmitReply)  # type: ignore[arg-type]

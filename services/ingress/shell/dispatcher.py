@@ -1,0 +1,80 @@
+"""Events into the core, its effects out: facts and rows to the bus, the rest to the request that they are about."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from bus.errors import BusError
+from bus.interface import Bus
+from bus.log import EventLog
+from bus.rows import RowPublisher
+from schemas.base import to_json, to_msgpack
+from services.ingress.core import IngressCore
+from services.ingress.effects import AskAdmission, CancelAdmission, Effect, Publish, PublishRow
+from services.ingress.events import Event
+from services.ingress.shell.metrics import IngressMetrics
+
+log = EventLog(__name__)
+
+
+class RequestTask(Protocol):
+    """The task that serves one request."""
+
+    def take(self, effect: Effect) -> None: ...
+
+    def progress(self) -> None: ...
+
+
+class Dispatcher:
+    """The only caller of the core; everything it does is done on the event loop, in order."""
+
+    def __init__(self, core: IngressCore, bus: Bus, rows: RowPublisher, metrics: IngressMetrics) -> None:
+        self._core = core
+        self._bus = bus
+        self._rows = rows
+        self._metrics = metrics
+        self._tasks: dict[str, RequestTask] = {}
+
+    def enter(self, request_id: str, task: RequestTask) -> None:
+        """Effects about ``request_id`` go to ``task`` from here on."""
+        self._tasks[request_id] = task
+
+    def leave(self, request_id: str) -> None:
+        self._tasks.pop(request_id, None)
+
+    def progress(self) -> None:
+        """Once a second: let every streaming request say how far it is."""
+        for task in list(self._tasks.values()):
+            task.progress()
+
+    def deliver(self, event: Event) -> None:
+        """One event, and everything that follows from it."""
+        for effect in self._core.handle(event, time.time()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Publish):
+            self._publish(effect.subject, to_json(effect.fact))
+        elif isinstance(effect, PublishRow):
+            self._rows.publish(effect.subject, to_json(effect.row), effect.message_id)
+            self._metrics.row(effect.row)
+        elif isinstance(effect, CancelAdmission):
+            self._publish(effect.subject, to_msgpack(effect.cancel))
+            self._hand(effect.cancel.request_id, effect)
+        elif isinstance(effect, AskAdmission):
+            self._hand(effect.question.request_id, effect)
+        else:
+            self._hand(effect.request_id, effect)
+
+    def _hand(self, request_id: str, effect: Effect) -> None:
+        task = self._tasks.get(request_id)
+        if task is not None:
+            task.take(effect)
+
+    def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            self._bus.publish(subject, payload)
+        except BusError as error:
+            self._metrics.facts_dropped.labels(error.reason).inc()
+            log.warning("fact_dropped", subject=subject, reason=error.reason)

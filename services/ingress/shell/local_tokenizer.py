@@ -1,0 +1,110 @@
+"""A model's own tokenizer and chat template, read from the files that the model ships with."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from bus.errors import SettingsError
+from kvcore.hashing import pack_tokens
+from services.ingress.endpoints import ChatPrompt, TextPrompt
+from services.ingress.errors import TemplateError
+from services.ingress.prompts import ChatTemplate, render_prompt
+from services.ingress.tokens import PrefixTokenCache, PromptTokens
+
+
+class LocalTokenizer:
+    """One model's tokenizer. `count` is called from several threads at once: the encoder runs without the
+    interpreter's lock (spec: performance §D: ``encode_batch_fast``, never ``encode``), the cache under one of ours.
+    """
+
+    def __init__(self, path: Path, *, cache_bytes: int) -> None:
+        """``path``: the directory, or the ``tokenizer.json`` in it. Raises `SettingsError`."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:
+            # The library raises bare exceptions; whatever it is, this file is no tokenizer.
+            raise SettingsError("tokenizers", f"{file} is not a tokenizer: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _read_config(file.parent)
+        self.template = _read_template(file.parent, config)
+        added: dict[int, AddedToken] = self._tokenizer.get_added_tokens_decoder()
+        verbatim = [
+            token.content
+            for token in added.values()
+            if token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        ]
+        self._cache = PrefixTokenCache(verbatim, max_bytes=cache_bytes)
+        self._lock = threading.Lock()
+        # What the tokenizer puts before a text of its own accord (a BOS); chat templates write it themselves.
+        self._leading = pack_tokens(self._tokenizer.encode("").ids)
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that did not have to be encoded again."""
+        return self._cache.hit_tokens
+
+    @property
+    def missed_tokens(self) -> int:
+        return self._cache.missed_tokens
+
+    def count(self, prompt: ChatPrompt | TextPrompt, block_size: int | None) -> PromptTokens:
+        """The prompt's tokens and chain. Raises `TemplateError`."""
+        if isinstance(prompt, ChatPrompt):
+            if self.template is None:
+                raise TemplateError("this tokenizer has no chat template")
+            return self._count(render_prompt(self.template, prompt), block_size, b"")
+        return self._count(prompt.text, block_size, self._leading if prompt.add_special_tokens else b"")
+
+    def _count(self, text: str, block_size: int | None, leading: bytes) -> PromptTokens:
+        with self._lock:
+            plan = self._cache.find(text, leading)
+        encoded = self._encode(plan.missing) if plan.missing else []
+        filled = plan.fill(encoded, block_size)
+        with self._lock:
+            self._cache.count(plan, filled)
+            self._cache.keep(filled)
+        return filled.prompt
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    file = directory / "tokenizer_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError("tokenizers", f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise SettingsError("tokenizers", f"{file} is not an object")
+    return config
+
+
+def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | None:
+    """The chat template, from its own file or from the configuration; of several, the one named ``default``."""
+    file = directory / "chat_template.jinja"
+    source: Any = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    variables = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            variables[name] = content
+    try:
+        return ChatTemplate(source, variables, lambda form: datetime.now().astimezone().strftime(form))
+    except TemplateError as error:
+        raise SettingsError("tokenizers", f"{directory}: {error}") from error

@@ -1,0 +1,179 @@
+"""The ingress as a process: starts the front door on the bus, ticks, and drains on the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from bus import subjects
+from bus.errors import BusError, SettingsError
+from bus.interface import Bus, BusMessage
+from bus.log import EventLog
+from bus.rows import RowPublisher
+from bus.tasks import Tasks
+from schemas.base import BadMessageError, from_json
+from schemas.worker import WorkerState
+from services.ingress.config import IngressSettings
+from services.ingress.core import IngressCore, IngressRules
+from services.ingress.events import StopAsked, Stopped, Tick, WorkerHeard
+from services.ingress.shell.attempt import Splices
+from services.ingress.shell.counting import PromptCounter
+from services.ingress.shell.dispatcher import Dispatcher
+from services.ingress.shell.forwarding import ForwardList
+from services.ingress.shell.front import FrontDoor
+from services.ingress.shell.metrics import IngressMetrics, Levels, LevelsCollector
+from services.ingress.shell.serving import Tools
+from web.client import HttpClient, Timeouts
+from web.server import HttpServer, ServerLimits
+
+log = EventLog(__name__)
+
+TICK_S = 1.0
+
+
+class IngressService:
+    """See `bus.service.Service`."""
+
+    def __init__(self, settings: IngressSettings, registry: CollectorRegistry = REGISTRY) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._metrics = IngressMetrics(registry)
+        self._core = IngressCore(
+            settings.instance,
+            int(time.time() * 1000),
+            IngressRules(
+                admit_deadline_s=settings.admit_deadline_s,
+                worker_lost_s=settings.worker_lost_s,
+                max_in_flight=settings.max_in_flight,
+                fallback=settings.fallback,
+                retry=settings.retry,
+            ),
+        )
+        self._client = HttpClient()
+        self._counter = PromptCounter(settings, self._client, self._worker_url)
+        self._levels: LevelsCollector | None = None
+        self._server: HttpServer
+        self._dispatcher: Dispatcher
+        self._rows: RowPublisher
+        self._bus: Bus
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"http://{host}:{self._server.port}"
+
+    async def start(self, bus: Bus, tasks: Tasks) -> None:
+        """Raises `SettingsError` for a tokenizer that cannot be read and an address that is taken."""
+        settings = self._settings
+        await self._counter.load()
+        self._bus = bus
+        self._rows = RowPublisher(bus, tasks, window=settings.row_window)
+        self._dispatcher = Dispatcher(self._core, bus, self._rows, self._metrics)
+        self._server = self._make_server(bus)
+        self._register()
+        await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._on_worker_state)
+        try:
+            await self._server.start(settings.host, settings.port)
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}"
+            raise SettingsError("port", f"cannot listen on {where}: {error.strerror or error}") from error
+        tasks.start("tick", self._tick())
+        log.info("front_door_open", url=self.url, models="/v1/models")
+        if settings.exposed:
+            log.warning(
+                "exposed_without_credentials",
+                host=settings.host,
+                advice="whoever reaches this address can use the engines; bind to 127.0.0.1 or put a proxy before it",
+            )
+
+    def _make_server(self, bus: Bus) -> HttpServer:
+        settings = self._settings
+        tools = Tools(
+            settings=settings,
+            bus=bus,
+            client=self._client,
+            counter=self._counter,
+            dispatcher=self._dispatcher,
+            metrics=self._metrics,
+            forward_list=ForwardList(settings.forward_headers),
+            splices=Splices(
+                usage=settings.splice_usage, priority=settings.splice_priority, session_id=settings.splice_session_id
+            ),
+            timeouts=Timeouts(
+                connect_s=settings.connect_timeout_s,
+                first_byte_s=settings.first_byte_timeout_s,
+                idle_s=settings.idle_timeout_s,
+                total_s=settings.total_timeout_s,
+            ),
+        )
+        front = FrontDoor(settings, tools, self._core, self._metrics, self._registry, self.not_ready)
+        limits = ServerLimits(
+            header_bytes=settings.header_bytes,
+            body_bytes=settings.body_bytes,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
+        return HttpServer(front.handle, limits, front.refusal)
+
+    def _register(self) -> None:
+        self._levels = LevelsCollector(
+            Levels(
+                in_flight=lambda: len(self._core),
+                workers=lambda: len(self._core.workers),
+                client_connections=lambda: self._server.open_connections,
+                engine_connections=lambda: self._client.open_connections,
+                tokenize_depth=lambda: self._counter.depth,
+                cache_tokens=self._counter.cache_tokens,
+                late_events=lambda: self._core.late_events,
+                http_refusals=lambda: self._server.refusals,
+            )
+        )
+        self._registry.register(self._levels)
+
+    def not_ready(self) -> str | None:
+        """Ready once some worker can take requests (spec: user-cases B7)."""
+        if self._core.stopping:
+            return "stopping"
+        return None if self._core.workers.models(time.time()) else "no_worker"
+
+    async def stop(self, timeout_s: float) -> None:
+        """Stop accepting, let streams finish, end what is left, wait until every row is acknowledged."""
+        deadline = time.monotonic() + timeout_s
+        reserve_s = min(3.0, timeout_s / 3)
+        self._dispatcher.deliver(StopAsked())
+        await self._server.drain(timeout_s - reserve_s)
+        self._dispatcher.deliver(Stopped())
+        await self._server.close(drain_s=min(0.5, reserve_s / 3))
+        await self._client.close()
+        self._counter.close()
+        await self._rows.drain(max(0.1, deadline - time.monotonic() - 0.2))
+        try:
+            await self._bus.flush(timeout_s=1.0)
+        except BusError as error:
+            log.warning("last_facts_not_flushed", reason=error.reason)
+        if self._levels is not None:
+            self._registry.unregister(self._levels)
+        self._metrics.unregister()
+
+    async def _tick(self) -> None:
+        """Once a second: who is in flight, and how far the streams are."""
+        while True:
+            self._dispatcher.deliver(Tick())
+            self._dispatcher.progress()
+            await asyncio.sleep(TICK_S)
+
+    def _on_worker_state(self, message: BusMessage) -> None:
+        try:
+            state = from_json(message.payload, WorkerState)
+        except BadMessageError as error:
+            self._metrics.bad_messages.inc()
+            log.warning("bad_message", subject=message.subject, reason=error.reason, detail=str(error))
+            return
+        self._dispatcher.deliver(WorkerHeard(state=state))
+
+    def _worker_url(self, model: str) -> str | None:
+        """Some engine of this model, for its ``/tokenize``."""
+        placeable = self._core.workers.placeable(model, time.time())
+        return placeable[0].profile.url if placeable else None

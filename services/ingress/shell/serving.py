@@ -1,0 +1,223 @@
+"""One request from its arrival to its end: the core's effects done one after the other, until the client goes.
+
+A step (count the prompt, ask admission, forward to an engine) runs as a task beside the watch for the client's
+going; what follows from it is the core's next effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from bus.interface import Bus
+from bus.log import EventLog
+from services.ingress.answers import AnswerFacts
+from services.ingress.config import IngressSettings
+from services.ingress.effects import (
+    Answer,
+    AskAdmission,
+    BreakOff,
+    CancelAdmission,
+    CloseUpstream,
+    CountPrompt,
+    Effect,
+    Forward,
+    Relay,
+)
+from services.ingress.errors import EventTooLargeError
+from services.ingress.events import (
+    AdmitFailed,
+    AdmitReplied,
+    AnswerEnded,
+    AnswerFailed,
+    AnswerFailure,
+    AnswerProgress,
+    ClientGone,
+    FirstByte,
+    RequestFailed,
+    RequestReceived,
+)
+from services.ingress.shell.asking import NoDecisionError, ask
+from services.ingress.shell.attempt import Attempt, Splices, spliced_body
+from services.ingress.shell.counting import PromptCounter
+from services.ingress.shell.dispatcher import Dispatcher
+from services.ingress.shell.forwarding import ForwardList
+from services.ingress.shell.metrics import IngressMetrics, reason_of
+from web.client import HttpClient, Timeouts
+from web.errors import WebError
+from web.server import Request, Responder
+
+log = EventLog(__name__)
+
+_FAILURES: frozenset[str] = frozenset(get_args(AnswerFailure))
+Step = CountPrompt | AskAdmission | Forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What every request's task works with."""
+
+    settings: IngressSettings
+    bus: Bus
+    client: HttpClient
+    counter: PromptCounter
+    dispatcher: Dispatcher
+    metrics: IngressMetrics
+    forward_list: ForwardList
+    splices: Splices
+    timeouts: Timeouts
+
+
+class RequestServing:
+    """Serves one request; `run` returns when it is over and everything it opened is closed."""
+
+    def __init__(self, tools: Tools, received: RequestReceived, request: Request, responder: Responder) -> None:
+        self._tools = tools
+        self._received = received
+        self._request = request
+        self._responder = responder
+        self._id = received.request_id
+        self._steps: deque[Step] = deque()
+        self._step: asyncio.Task[None] | None = None
+        self._attempt: Attempt | None = None
+        self._relaying = False
+        self._told_chunks = 0
+        self._answered: str | None = None
+
+    async def run(self) -> None:
+        """Raises nothing: a bug is logged, counted by the core, and answered."""
+        dispatcher = self._tools.dispatcher
+        dispatcher.enter(self._id, self)
+        gone = asyncio.get_running_loop().create_task(self._responder.gone.wait())
+        try:
+            dispatcher.deliver(self._received)
+            if self._responder.finished:
+                self._tools.metrics.not_accepted.labels(self._answered or "").inc()
+            while self._steps:
+                await self._do(self._steps.popleft(), gone)
+        except Exception as error:  # noqa: BLE001 - the border of one request: a bug ends it, and nothing else
+            log.error("request_failed", error=error, request=self._id)  # noqa: TRY400 - with the traceback
+            dispatcher.deliver(RequestFailed(request_id=self._id, answer=self._facts()))
+        finally:
+            gone.cancel()
+            if self._step is not None and not self._step.done():
+                self._step.cancel()
+            if self._attempt is not None:
+                self._attempt.close()
+            dispatcher.leave(self._id)
+
+    async def _do(self, step: Step, gone: asyncio.Task[bool]) -> None:
+        self._step = asyncio.get_running_loop().create_task(self._perform(step))
+        await asyncio.wait((self._step, gone), return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not self._responder.finished:
+            self._tools.dispatcher.deliver(ClientGone(request_id=self._id, answer=self._facts()))
+            self._steps.clear()
+            self._step.cancel()
+            await asyncio.wait((self._step,))
+        elif not self._step.done():
+            await asyncio.wait((self._step,))
+        if not self._step.cancelled():
+            self._step.result()
+
+    def take(self, effect: Effect) -> None:
+        """One effect of the core about this request."""
+        if isinstance(effect, CountPrompt | AskAdmission | Forward):
+            self._steps.append(effect)
+        elif isinstance(effect, Relay):
+            self._relaying = True
+        elif isinstance(effect, CancelAdmission):
+            if self._step is not None and self._step is not asyncio.current_task():
+                self._step.cancel()
+        elif isinstance(effect, CloseUpstream):
+            self._close_attempt(effect.attempt)
+        elif isinstance(effect, Answer):
+            self._answered = reason_of(effect.reply)
+            self._responder.send(effect.reply.status, list(effect.reply.headers), effect.reply.body)
+        elif isinstance(effect, BreakOff):
+            self._responder.break_off(effect.event)
+
+    def progress(self) -> None:
+        """Tell the core how far the stream is, when it has moved."""
+        attempt = self._attempt
+        if self._relaying and attempt is not None and attempt.chunks != self._told_chunks:
+            self._told_chunks = attempt.chunks
+            self._tools.dispatcher.deliver(
+                AnswerProgress(request_id=self._id, attempt=attempt.forward.attempt, chunks=attempt.chunks)
+            )
+
+    def _close_attempt(self, number: int) -> None:
+        if self._attempt is None or self._attempt.forward.attempt != number:
+            return
+        self._attempt.close()
+        if self._step is not None and self._step is not asyncio.current_task():
+            self._step.cancel()
+
+    def _facts(self) -> AnswerFacts | None:
+        return self._attempt.facts() if self._attempt is not None else None
+
+    # Steps
+
+    async def _perform(self, step: Step) -> None:
+        if isinstance(step, CountPrompt):
+            counted = await self._tools.counter.count(step)
+            self._tools.metrics.tokens.labels(counted.skipped or counted.tokens_from).inc()
+            self._tools.dispatcher.deliver(counted)
+        elif isinstance(step, AskAdmission):
+            await self._ask(step)
+        else:
+            await self._forward(step)
+
+    async def _ask(self, step: AskAdmission) -> None:
+        deliver = self._tools.dispatcher.deliver
+        attempt = step.question.attempt
+        try:
+            async with aclosing(ask(self._tools.bus, step, idle_s=self._tools.settings.admit_idle_s)) as replies:
+                async for reply in replies:
+                    deliver(AdmitReplied(request_id=self._id, attempt=attempt, reply=reply))
+        except NoDecisionError as error:
+            deliver(AdmitFailed(request_id=self._id, attempt=attempt, reason=error.reason))
+
+    async def _forward(self, step: Forward) -> None:
+        tools = self._tools
+        request = self._received.request
+        session_id = self._received.resolved.identity.session_id
+        body, asked_usage = spliced_body(request, tools.splices, priority=step.priority, session_id=session_id)
+        headers = tools.forward_list.upstream(self._request.headers, self._id)
+        headers.append((b"accept-encoding", b"identity"))
+        if step.ranks > 1:
+            headers.append((b"x-data-parallel-rank", b"%d" % step.rank))
+        attempt = self._attempt = Attempt(
+            step, request.endpoint, event_limit=tools.settings.event_bytes, strip_usage=asked_usage
+        )
+        self._relaying = False
+        self._told_chunks = 0
+        try:
+            status = await attempt.open(tools.client, self._url(step), headers, body, tools.timeouts)
+            tools.dispatcher.deliver(FirstByte(request_id=self._id, attempt=step.attempt, status=status))
+            if not self._relaying:
+                return
+            await attempt.relay(self._responder, self._id)
+        except (WebError, EventTooLargeError) as error:
+            if not attempt.closed:
+                failed = AnswerFailed(
+                    request_id=self._id, attempt=step.attempt, reason=_failure(error), answer=attempt.facts()
+                )
+                tools.dispatcher.deliver(failed)
+            return
+        facts = attempt.facts()
+        assert facts is not None
+        tools.dispatcher.deliver(AnswerEnded(request_id=self._id, attempt=step.attempt, answer=facts))
+        self._responder.finish()
+
+    def _url(self, step: Forward) -> str:
+        query = f"?{self._request.query}" if self._request.query else ""
+        return f"{step.url.rstrip('/')}{self._request.path}{query}"
+
+
+def _failure(error: WebError | EventTooLargeError) -> AnswerFailure:
+    if error.reason not in _FAILURES:
+        raise error
+    return cast(AnswerFailure, error.reason)

@@ -1,0 +1,214 @@
+"""The extractors: what each API's body says, and what is wrong with a bad one (user-cases C6, bad input of issue A)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas.session import InputTrigger
+from services.ingress.endpoints import (
+    ChatPrompt,
+    ClientRequest,
+    Endpoint,
+    TextPrompt,
+    TokensPrompt,
+    endpoint_of,
+    read_request,
+)
+from services.ingress.errors import BadJsonError, BadRequestError, RequestError
+
+USER = {"role": "user", "content": "hi"}
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "ok"}]}
+
+
+def read(endpoint: Endpoint, **body: Any) -> ClientRequest:
+    """A request whose body has these members, model included."""
+    return read_request(endpoint, json.dumps({"model": "m", **body}).encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint"),
+    [
+        ("/v1/chat/completions", "chat_completions"),
+        ("/v1/completions", "completions"),
+        ("/v1/responses", "responses"),
+        ("/v1/messages?beta=true", "messages"),
+        ("/v1/messages/count_tokens?beta=true", "count_tokens"),
+        ("/v1/chat/completions/", None),
+        ("/v1/embeddings", None),
+        ("/", None),
+    ],
+)
+def test_paths(path: str, endpoint: str | None) -> None:
+    """The query is ignored; what is no API of ours is nothing."""
+    assert endpoint_of(path) == endpoint
+
+
+def test_chat() -> None:
+    """A chat body: model, stream, choices, the larger limit's name first, usage, priority; messages as they came."""
+    tool = {"type": "function", "function": {"name": "f"}}
+    request = read(
+        "chat_completions",
+        messages=[USER],
+        stream=True,
+        n=2,
+        max_tokens=5,
+        max_completion_tokens=7,
+        tools=[tool],
+        priority=3,
+        stream_options={"include_usage": True},
+        chat_template_kwargs={"enable_thinking": False},
+        unknown={"a": [1]},
+    )
+    assert (request.model, request.stream, request.choices, request.max_output_tokens) == ("m", True, 2, 7)
+    assert (request.usage_asked, request.priority, request.facts.has_tools) == (True, 3, True)
+    assert isinstance(request.prompt, ChatPrompt)
+    assert [json.loads(bytes(message)) for message in request.prompt.messages] == [USER]
+    assert [json.loads(bytes(given)) for given in request.prompt.tools] == [tool]
+    assert request.prompt.template_kwargs is not None
+    assert json.loads(bytes(request.prompt.template_kwargs)) == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("members", "asked"),
+    [
+        ({}, True),
+        ({"stream": True}, False),
+        ({"stream": True, "stream_options": None}, False),
+        ({"stream": True, "stream_options": {}}, False),
+        ({"stream": True, "stream_options": {"include_usage": False}}, False),
+        ({"stream": True, "stream_options": {"include_usage": True}}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("endpoint", ["chat_completions", "completions"])
+def test_usage_is_asked_for_or_comes_anyway(endpoint: Endpoint, members: dict[str, Any], asked: bool) -> None:
+    """Only a stream has to ask for usage (user-cases C3)."""
+    assert read(endpoint, messages=[USER], prompt="hi", **members).usage_asked == asked
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected", "choices"),
+    [
+        ("hi", TextPrompt("hi"), 1),
+        (["hi"], TextPrompt("hi"), 1),
+        ([1, 2, 4_294_967_295], TokensPrompt((1, 2, 4_294_967_295)), 1),
+        ([[1, 2]], TokensPrompt((1, 2)), 1),
+        (["a", "b"], None, 2),
+        ([[1], [2], [3]], None, 3),
+    ],
+    ids=str,
+)
+def test_completions_prompts(prompt: Any, expected: object, choices: int) -> None:
+    """Text or tokens, alone or in a list; a batch is served but not scored."""
+    request = read("completions", prompt=prompt)
+    assert (request.prompt, request.choices) == (expected, choices)
+
+
+@pytest.mark.parametrize("prompt", [[], [1, "a"], [[]], [-1], [1 << 32], [[1], "a"], None, 5], ids=str)
+def test_bad_completions_prompts(prompt: Any) -> None:
+    """A prompt of no known shape is a 400 that names it."""
+    with pytest.raises(BadRequestError) as caught:
+        read("completions", prompt=prompt)
+    assert (caught.value.param or "").startswith("prompt")
+
+
+def test_best_of_counts_as_choices() -> None:
+    """``best_of`` multiplies the work as ``n`` does."""
+    assert read("completions", prompt="hi", n=2, best_of=4).choices == 4
+
+
+def test_responses_stored_history_is_not_scored() -> None:
+    """With ``previous_response_id`` the prompt is not in the body: routed, not scored, never a 500 (C6)."""
+    assert read("responses", input="hi").prompt is not None
+    assert read("responses", input="hi", previous_response_id="resp_1").prompt is None
+
+
+def test_anthropic_messages_keep_system_and_limit() -> None:
+    """Messages: top-level system, ``max_tokens``, usage without asking."""
+    request = read("messages", messages=[USER], system="be brief", max_tokens=9, stream=True)
+    assert (request.max_output_tokens, request.usage_asked) == (9, True)
+    assert isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.system is not None
+    assert json.loads(bytes(request.prompt.system)) == "be brief"
+
+
+TRIGGERS: list[tuple[Endpoint, dict[str, Any], InputTrigger]] = [
+    ("chat_completions", {"messages": [USER]}, "user_message"),
+    ("chat_completions", {"messages": [USER, {"role": "tool", "content": "x"}]}, "tool_result"),
+    ("chat_completions", {"messages": [{"role": "function", "content": "x"}]}, "tool_result"),
+    ("chat_completions", {"messages": [USER, {"role": "assistant", "content": "x"}]}, "other"),
+    ("chat_completions", {"messages": [{"role": "developer", "content": "x"}]}, "other"),
+    ("chat_completions", {"messages": []}, "other"),
+    ("chat_completions", {"messages": [7]}, "other"),
+    ("responses", {"input": "hi"}, "user_message"),
+    ("responses", {"input": [{"role": "user", "content": "x"}]}, "user_message"),
+    ("responses", {"input": [{"type": "function_call_output", "output": "x"}]}, "tool_result"),
+    ("responses", {"input": [{"type": "reasoning"}]}, "other"),
+    ("responses", {"input": []}, "other"),
+    ("messages", {"messages": [USER]}, "user_message"),
+    ("messages", {"messages": [RESULT]}, "tool_result"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "user_message"),
+    ("messages", {"messages": [USER, {"role": "assistant", "content": "x"}]}, "other"),
+    ("messages", {"messages": [USER, {"role": "system", "content": "x"}]}, "other"),
+    ("messages", {"messages": []}, "other"),
+    ("completions", {"prompt": "hi"}, "other"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "body", "trigger"), TRIGGERS, ids=str)
+def test_input_trigger(endpoint: Endpoint, body: dict[str, Any], trigger: InputTrigger) -> None:
+    """The last item decides what made the client send (identity-and-traces §1.4)."""
+    assert read(endpoint, **body).facts.input_trigger == trigger
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"hello",
+        b'{"model":"m","messages":[]',
+        b'{"model":"m","messages":[]}x',
+        b'{"model":"m","messages":' + b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+    ids=["empty", "open", "text", "cut", "trailing", "deep", "binary"],
+)
+def test_what_is_no_json_is_a_bad_json_error(body: bytes) -> None:
+    """Bad JSON: 400, reason ``bad_json``, and never anything else, however deep."""
+    with pytest.raises(BadJsonError) as caught:
+        read_request("chat_completions", body)
+    assert (caught.value.status, caught.value.reason) == (400, "bad_json")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, None),
+        ({"model": 5, "messages": []}, "model"),
+        ({"model": "", "messages": []}, "model"),
+        ({"model": "m"}, None),
+        ({"model": "m", "messages": {}}, "messages"),
+        ({"model": "m", "messages": [], "stream": "yes"}, "stream"),
+        ({"model": "m", "messages": [], "n": 1.5}, "n"),
+        ({"model": "m", "messages": [], "max_tokens": "many"}, "max_tokens"),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_bad_members_are_named(body: object, param: str | None) -> None:
+    """A member of the wrong type is a 400 that names it; what we do not serve by may have any type."""
+    with pytest.raises(RequestError) as caught:
+        read_request("chat_completions", json.dumps(body).encode())
+    assert caught.value.status == 400
+    assert getattr(caught.value, "param", None) == param
+
+
+def test_members_that_we_do_not_serve_by_may_be_anything() -> None:
+    """The engine judges its own members; ours only the few we need."""
+    request = read("chat_completions", messages=[USER], temperature="hot", user=[], metadata=1, seed={})
+    assert request.model == "m"
+    assert read("chat_completions", messages=[USER], stream=None, n=None, tools=None).choices == 1

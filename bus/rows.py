@@ -71,6 +71,7 @@ class RowPublisher:
         self._empty = asyncio.Event()
         self._empty.set()
         self._stopped = False
+        self._failing = False
         for number in range(senders):
             tasks.start(f"row-sender-{number}", self._send())
 
@@ -87,12 +88,13 @@ class RowPublisher:
 
     async def drain(self, timeout_s: float) -> int:
         """Wait until every row is acknowledged, at most ``timeout_s``; then take no more. Returns the rows given up."""
-        try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
-        except TimeoutError:
-            log.error("rows_lost", rows=self._depth, reason="stopped")
+        empty = asyncio.ensure_future(self._empty.wait())
+        await asyncio.wait({empty}, timeout=timeout_s)
+        empty.cancel()
         self._stopped = True
         left, self._depth = self._depth, 0
+        if left:
+            log.error("rows_lost", rows=left, reason="stopped")
         self._waiting.clear()
         self._dropped["stopped"] += left
         return left
@@ -125,18 +127,26 @@ class RowPublisher:
         retry_s = self._retry_first_s
         while True:
             try:
-                return await self._bus.publish_row(row.subject, row.payload, row.message_id, timeout_s=self._timeout_s)
+                stored = await self._bus.publish_row(
+                    row.subject, row.payload, row.message_id, timeout_s=self._timeout_s
+                )
             except (PayloadTooLargeError, ClosedError):
                 raise
             except BusError as error:
                 self._resent += 1
-                log.warning("row_not_acknowledged", request=row.message_id, reason=error.reason, detail=str(error))
+                if not self._failing:
+                    self._failing = True
+                    log.warning("rows_not_acknowledged", waiting=self._depth, reason=error.reason, detail=str(error))
+            else:
+                self._failing = False
+                return stored
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, self._retry_most_s)
 
     def _drop(self, reason: str, message_id: str) -> None:
-        self._dropped[reason] += 1
-        log.error("row_dropped", request=message_id, reason=reason)
+        count = self._dropped[reason] = self._dropped[reason] + 1
+        if count & (count - 1) == 0:  # at each doubling, so that a flood does not also fill the log
+            log.error("rows_dropped", rows=count, last_request=message_id, reason=reason)
 
 
 class RowCollector(Collector):

@@ -104,7 +104,8 @@ class NatsSubscription:
         except Exception:
             # The border to the handler: what it raises is counted and logged, and ends nothing.
             self.failed += 1
-            log.exception("handler_failed", subject=message.subject)
+            if self.failed & (self.failed - 1) == 0:  # at each doubling: a flood shall not fill the log
+                log.exception("handler_failed", subject=message.subject, failures=self.failed)
 
     async def unsubscribe(self) -> None:
         if self._stopped:

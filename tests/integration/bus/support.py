@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 
+from bus.errors import BusTimeoutError
 from bus.interface import Bus, BusMessage
 
 
@@ -61,8 +63,24 @@ class Collector:
         return self.payloads
 
 
+async def answers_until_silence(
+    bus: Bus, subject: str, *, idle_timeout_s: float, deadline_s: float
+) -> tuple[list[bytes], BusTimeoutError]:
+    """Every answer to an empty question, and how it ended."""
+    got: list[bytes] = []
+    try:
+        async with aclosing(
+            bus.request_many(subject, b"", idle_timeout_s=idle_timeout_s, deadline_s=deadline_s)
+        ) as answers:
+            async for message in answers:
+                got.append(message.payload)  # noqa: PERF401 - what came before the error is wanted
+    except BusTimeoutError as error:
+        return got, error
+    raise AssertionError("answers never end by themselves")
+
+
 async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Until ``holds()``; raises `TimeoutError`."""
     async with asyncio.timeout(timeout_s):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - counters of a bus have no event
             await asyncio.sleep(0.005)

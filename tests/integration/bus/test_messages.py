@@ -150,7 +150,7 @@ async def test_a_subject_nobody_may_subscribe_to(bus: Bus, subject: str) -> None
 
 
 async def test_slow_consumer_drops_are_counted(server: Server) -> None:
-    """User case E1: with a bound of 2, a burst loses messages; each is delivered or counted, and nothing else suffers."""
+    """User case E1: with a bound of 2, a burst loses messages; each is delivered or counted, others get all."""
     receiver, sender = await server.connect(), await server.connect()
     slow, fast = Collector(), Collector()
     subscription = await receiver.subscribe("burst", slow, pending_limit=2)

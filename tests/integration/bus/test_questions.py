@@ -12,7 +12,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 
 from bus.errors import AnswerFailedError, BusError, BusTimeoutError, NoRespondersError
 from bus.interface import Bus, BusMessage, Endpoint
-from tests.integration.bus.support import Server
+from tests.integration.bus.support import Server, answers_until_silence
 
 pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 
@@ -80,13 +80,9 @@ async def test_several_replies_then_silence(bus: Bus) -> None:
             loop.call_later(0.1 * place, bus.publish, message.reply, b"%d" % place)
 
     await bus.subscribe("q.admit", answer)
-    got = []
-    with pytest.raises(BusTimeoutError) as caught:
-        async with aclosing(bus.request_many("q.admit", b"", idle_timeout_s=0.25, deadline_s=10)) as answers:
-            async for message in answers:
-                got.append(message.payload)
+    got, error = await answers_until_silence(bus, "q.admit", idle_timeout_s=0.25, deadline_s=10)
     assert got == [b"0", b"1", b"2", b"3"]
-    assert caught.value.timeout_s == pytest.approx(0.25)
+    assert error.timeout_s == pytest.approx(0.25)
 
 
 async def test_keep_alives_do_not_outlive_the_deadline(bus: Bus) -> None:
@@ -100,11 +96,9 @@ async def test_keep_alives_do_not_outlive_the_deadline(bus: Bus) -> None:
     timers: list[asyncio.TimerHandle] = []
     await bus.subscribe("q.admit", lambda message: again(message.reply))
     started = time.monotonic()
-    with pytest.raises(BusTimeoutError):
-        async with aclosing(bus.request_many("q.admit", b"", idle_timeout_s=1, deadline_s=0.3)) as answers:
-            async for _ in answers:
-                pass
+    got, _ = await answers_until_silence(bus, "q.admit", idle_timeout_s=1, deadline_s=0.3)
     timers[-1].cancel()
+    assert len(got) > 3
     assert 0.25 < time.monotonic() - started < 5
 
 
@@ -136,13 +130,7 @@ async def test_queue_endpoints_answer_once_and_others_all(server: Server) -> Non
     await second.serve("twin", "1.0.0", "", endpoints(second, b"second"), {})
 
     async def answers(subject: str) -> list[bytes]:
-        got = []
-        try:
-            async with aclosing(asker.request_many(subject, b"", idle_timeout_s=0.3, deadline_s=2)) as replies:
-                async for reply in replies:
-                    got.append(reply.payload)
-        except BusTimeoutError:
-            pass
+        got, _ = await answers_until_silence(asker, subject, idle_timeout_s=0.3, deadline_s=2)
         return sorted(got)
 
     assert await answers("q.all") == [b"first", b"second"]
@@ -153,7 +141,7 @@ async def test_services_api(server: Server) -> None:
     """``$SRV.PING|INFO|STATS`` for all, by name and by id, in the shapes that nats.micro's own classes read."""
     bus, asker = await server.connect(), await server.connect()
     served = await bus.serve("tidegate-indexer", "1.2.3", "who holds what", [echo(bus)], {"instance": "indexer-1"})
-    assert bus.serving == ("tidegate-indexer",)
+    assert list(bus.serving) == ["tidegate-indexer"]
     await asker.request("q.echo", b"", timeout_s=5)
 
     ping = ServicePing.from_dict(msgspec.json.decode((await asker.request("$SRV.PING", b"", timeout_s=5)).payload))
@@ -170,7 +158,7 @@ async def test_services_api(server: Server) -> None:
     assert stats.endpoints[0].processing_time > 0
 
     await served.stop()
-    assert bus.serving == ()
+    assert list(bus.serving) == []
     for subject in ("q.echo", "$SRV.PING"):
         with pytest.raises(NoRespondersError):
             await asker.request(subject, b"", timeout_s=5)

@@ -123,8 +123,7 @@ async def test_tail_from_the_start_goes_on_live(server: Server) -> None:
         got.append((await asyncio.wait_for(anext(rows), 5)).payload)
         for number in range(1, 40):
             await sender.publish_row(ROW, b"%d" % number, f"request-{number}")
-        for _ in range(39):
-            got.append((await asyncio.wait_for(anext(rows), 5)).payload)
+        got += [(await asyncio.wait_for(anext(rows), 5)).payload for _ in range(39)]
     assert got == [b"%d" % number for number in range(40)]
 
 

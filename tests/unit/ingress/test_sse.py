@@ -1,0 +1,382 @@
+"""The engine's stream: bytes unchanged, facts read, however the bytes are cut (user-cases C1, C3)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.request import Usage
+from schemas.trace import ToolCall
+from services.ingress.answers import AnswerFacts, AnswerReader
+from services.ingress.errors import EventTooLargeError
+from services.ingress.sse import EventStream
+
+LIMIT = 1 << 20
+
+
+def chunk(content: str | None = None, finish: str | None = None, **members: Any) -> str:
+    """A chat chunk as vLLM writes it."""
+    delta = {} if content is None else {"content": content}
+    body = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **members}
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+USAGE_ONLY = json.dumps({"id": "chatcmpl-1", "choices": [], "usage": USAGE})
+TOOL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "ls", "arguments": ""}}
+ARGUMENTS = {"index": 0, "function": {"arguments": '{"name": "usage"}'}}
+
+
+def tool_chunk(tool: dict[str, Any]) -> str:
+    """A chunk with a piece of a tool call."""
+    return json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [tool]}, "finish_reason": None}]})
+
+
+LINES = [
+    "\ufeff: keep-alive",
+    "",
+    "data: " + chunk("a\u2028b\u2029c\x85"),
+    "",
+    "data:" + chunk("no space"),
+    "",
+    ": comment beside data",
+    "id: 7",
+    "event: message",
+    "data: " + chunk('"usage":{ "finish_reason":"x" [DONE]'),
+    "",
+    "retry: 10",
+    "",
+    "",
+    'data: {"choices":',
+    'data:  [{"index":0,"delta":{"content":"two lines"},',
+    'data: "finish_reason":null}]}',
+    "",
+    "data: " + tool_chunk(TOOL),
+    "",
+    "data: " + tool_chunk(ARGUMENTS),
+    "",
+    ":",
+    "data: " + chunk(None, "tool_calls", usage=None),
+    "",
+    "data: " + USAGE_ONLY,
+    "",
+    "data: [DONE]",
+    "",
+    "",
+]
+FACTS = AnswerFacts(
+    usage=Usage(input_tokens=9, output_tokens=3, cached_tokens=8),
+    finish_reason="tool_calls",
+    tool_calls=(ToolCall(id="call_1", name="ls"),),
+    complete=True,
+    data_lines=3,
+)
+ENDS = {"lf": "\n", "crlf": "\r\n", "cr": "\r"}
+
+
+def corpus(end: str) -> bytes:
+    """The lines above with one way of ending them."""
+    return end.join(LINES).encode()
+
+
+def without_usage(end: str) -> bytes:
+    """What a client that did not ask for usage gets."""
+    return corpus(end).replace(f"data: {USAGE_ONLY}{end}{end}".encode(), b"")
+
+
+def run(pieces: list[bytes], *, strip: bool = False, endpoint: str = "chat_completions") -> tuple[bytes, AnswerFacts]:
+    """What the client gets of these pieces, and what was read."""
+    reader = AnswerReader(endpoint)
+    stream = EventStream(reader, event_limit=LIMIT, strip_usage=strip)
+    out = [stream.feed(piece) for piece in pieces]
+    out.append(stream.finish())
+    return b"".join(out), reader.facts()
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("strip", [False, True], ids=["asked", "not asked"])
+def test_any_two_pieces(end: str, strip: bool) -> None:
+    """The corpus cut at every byte: same bytes to the client, same facts (C1)."""
+    whole = corpus(end)
+    expected = (without_usage(end) if strip else whole, FACTS)
+    for cut in range(len(whole) + 1):
+        assert run([whole[:cut], whole[cut:]], strip=strip) == expected, cut
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("strip", [False, True], ids=["asked", "not asked"])
+def test_dribble(end: str, strip: bool) -> None:
+    """The corpus byte by byte: same bytes to the client, same facts (C1)."""
+    whole = corpus(end)
+    assert run([bytes([byte]) for byte in whole], strip=strip) == (without_usage(end) if strip else whole, FACTS)
+
+
+ends = st.sampled_from(["\n", "\r\n", "\r"])
+lines = st.sampled_from([*LINES, "data", "data:", "x", "event: ping"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(lines, ends), max_size=14), st.lists(st.integers(0, 3000), max_size=6), st.booleans())
+def test_mixed_line_ends_and_any_cuts(said: list[tuple[str, str]], cuts: list[int], strip: bool) -> None:
+    """Whatever lines, ends and cuts: pieces give what the whole gives, and without stripping every byte passes."""
+    whole = "".join(line + end for line, end in said).encode()
+    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    pieces = [whole[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    assert run(pieces, strip=strip) == run([whole], strip=strip)
+    assert run(pieces, strip=False)[0] == whole
+
+
+def test_a_plain_piece_passes_without_a_copy() -> None:
+    """Whole events in which there is nothing to read are the very object that came in."""
+    reader = AnswerReader("chat_completions")
+    stream = EventStream(reader, event_limit=LIMIT, strip_usage=True)
+    piece = f"data: {chunk('x')}\n\ndata: {chunk('y')}\n\n".encode()
+    assert stream.feed(piece) is piece
+    assert reader.facts().data_lines == 2
+
+
+def test_an_event_is_passed_on_whole_or_not_at_all() -> None:
+    """Half an event waits; when the engine dies inside it, the client never saw its half (C2)."""
+    stream = EventStream(AnswerReader("chat_completions"), event_limit=LIMIT)
+    event = f"data: {chunk('x')}\n\n".encode()
+    assert stream.feed(event + event[:20]) == event
+    assert stream.waiting_bytes == 20
+    assert stream.feed(event[20:]) == event
+    assert stream.waiting_bytes == 0
+
+
+def test_keep_alives_pass_at_once() -> None:
+    """A comment line or an empty line is passed on when it is complete, without waiting for an event."""
+    stream = EventStream(AnswerReader("chat_completions"), event_limit=LIMIT)
+    assert stream.feed(b": ping\n") == b": ping\n"
+    assert stream.feed(b"\n") == b"\n"
+    assert stream.feed(b": pi") == b""
+    assert stream.feed(b"ng\r\n") == b": ping\r\n"
+    assert stream.waiting_bytes == 0
+
+
+def test_a_large_event_passes_and_a_larger_one_is_an_error() -> None:
+    """Memory is bounded: up to the limit an event of any pieces passes, beyond it a named error (C1)."""
+    stream = EventStream(AnswerReader("chat_completions"), event_limit=LIMIT)
+    event = b'data: {"x":"' + b"y" * (LIMIT - 20) + b'"}\n\n'
+    pieces = [event[at : at + 999] for at in range(0, len(event), 999)]
+    assert b"".join(map(stream.feed, pieces)) == event
+    with pytest.raises(EventTooLargeError):
+        for _ in range(LIMIT // 999 + 2):
+            stream.feed(b"y" * 999)
+    with pytest.raises(EventTooLargeError):
+        EventStream(AnswerReader("chat_completions"), event_limit=10).feed(b"data: 123456789\n\n")
+    with pytest.raises(EventTooLargeError):
+        EventStream(AnswerReader("chat_completions"), event_limit=10).feed(b"data: 123456789")
+
+
+def test_many_small_pieces_of_a_large_event_cost_its_size_once() -> None:
+    """The search for the event's end goes on where it stopped: 1 MiB in pieces of 16 bytes is quick (C1)."""
+    stream = EventStream(AnswerReader("chat_completions"), event_limit=2 * LIMIT)
+    piece = b"x" * 16
+    for _ in range(LIMIT // 16):
+        assert stream.feed(piece) == b""
+    assert len(stream.feed(b"\n\n")) == LIMIT + 2
+
+
+def events(*datas: str) -> bytes:
+    """A stream of these events."""
+    return b"".join(f"data: {data}\n\n".encode() for data in datas)
+
+
+USAGE_VARIANTS = [
+    # name, stream, usage, what a client that did not ask gets
+    ("none", events(chunk("a"), chunk(None, "stop"), "[DONE]"), Usage(), None),
+    (
+        "null in every chunk",
+        events(chunk("a", usage=None), chunk(None, "stop", usage=None), "[DONE]"),
+        Usage(),
+        None,
+    ),
+    (
+        "a last chunk of its own",
+        events(chunk("a"), chunk(None, "stop"), USAGE_ONLY, "[DONE]"),
+        Usage(input_tokens=9, output_tokens=3, cached_tokens=8),
+        events(chunk("a"), chunk(None, "stop"), "[DONE]"),
+    ),
+    (
+        "in the last content chunk",
+        events(chunk("a"), chunk(None, "stop", usage=USAGE), "[DONE]"),
+        Usage(input_tokens=9, output_tokens=3, cached_tokens=8),
+        None,
+    ),
+    (
+        "growing in every chunk",
+        events(chunk("a", usage={"prompt_tokens": 9, "completion_tokens": 1}), chunk(None, "stop", usage=USAGE)),
+        Usage(input_tokens=9, output_tokens=3, cached_tokens=8),
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "stream", "usage", "stripped"), USAGE_VARIANTS, ids=[v[0] for v in USAGE_VARIANTS])
+def test_usage_variants(name: str, stream: bytes, usage: Usage, stripped: bytes | None) -> None:
+    """Usage comes in the engine's own way; only a chunk that carries nothing else is kept from who did not ask (C3)."""
+    passed, facts = run([stream])
+    assert (passed, facts.usage, facts.finish_reason, facts.complete) == (stream, usage, "stop", True)
+    passed, facts = run([stream], strip=True)
+    assert (passed, facts.usage) == (stream if stripped is None else stripped, usage)
+
+
+def test_in_band_error() -> None:
+    """An error chunk is an error of the answer, by the type that the engine gave it."""
+    stream = events(chunk("a"), json.dumps({"error": {"message": "m", "type": "InternalServerError", "code": 500}}))
+    assert run([stream])[1].error == "InternalServerError"
+    assert run([events(chunk("a", error=None), chunk(None, "stop"))])[1].error is None
+
+
+def test_unreadable_events_change_nothing() -> None:
+    """What is marked but does not decode is passed on and counted."""
+    stream = events('{"usage":{', '{"usage":{"prompt_tokens":"many"}}', chunk(None, "stop"))
+    passed, facts = run([stream])
+    assert (passed, facts.unreadable, facts.usage, facts.finish_reason) == (stream, 2, Usage(), "stop")
+
+
+def test_tool_calls_of_several_choices() -> None:
+    """Calls are keyed by choice and index; the first id and name of each stay; arguments are never kept (§2.6)."""
+
+    def piece(choice: int, **tool: Any) -> str:
+        return json.dumps({"choices": [{"index": choice, "delta": {"tool_calls": [tool]}}]}, separators=(",", ":"))
+
+    stream = events(
+        piece(0, index=0, id="a", function={"name": "ls", "arguments": "{"}),
+        piece(1, index=0, id="b"),
+        piece(0, index=1, function={"name": "cat"}),
+        piece(1, index=0, function={"name": "rm"}),
+        piece(0, index=0, id="z", function={"name": "other"}),
+        piece(0, index=2, function={"arguments": "{}"}),
+    )
+    assert run([stream])[1].tool_calls == (
+        ToolCall(choice_index=0, tool_call_index=0, id="a", name="ls"),
+        ToolCall(choice_index=1, tool_call_index=0, id="b", name="rm"),
+        ToolCall(choice_index=0, tool_call_index=1, name="cat"),
+    )
+
+
+def typed(*bodies: dict[str, Any]) -> bytes:
+    """Events that name their type, as Anthropic's and Responses' streams do."""
+    return b"".join(f"event: {body['type']}\ndata: {json.dumps(body)}\n\n".encode() for body in bodies)
+
+
+def test_anthropic_stream() -> None:
+    """Input from message_start, output and stop from message_delta; cached tokens belong to the input."""
+    stream = typed(
+        {"type": "message_start", "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 20}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "ping"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "t", "name": "Bash"}},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}},
+        {"type": "message_stop"},
+    )
+    passed, facts = run([stream[:100], stream[100:]], strip=True, endpoint="messages")
+    assert passed == stream
+    assert facts.usage == Usage(input_tokens=25, output_tokens=7, cached_tokens=20)
+    assert (facts.finish_reason, facts.stop_reason, facts.complete) == ("tool_calls", "tool_use", True)
+    assert facts.tool_calls == (ToolCall(tool_call_index=1, id="t", name="Bash"),)
+    error = typed({"type": "error", "error": {"type": "overloaded_error", "message": "m"}})
+    assert run([error], endpoint="messages")[1].error == "overloaded_error"
+
+
+def test_responses_stream() -> None:
+    """The last event carries usage and status; tool items are named when they are added."""
+    done = {"status": "completed", "usage": {"input_tokens": 4, "output_tokens": 2}, "error": None}
+    stream = typed(
+        {"type": "response.created", "response": {"status": "in_progress", "usage": None}},
+        {"type": "response.output_text.delta", "delta": "hi"},
+        {
+            "type": "response.output_item.added",
+            "output_index": 1,
+            "item": {"type": "function_call", "id": "fc", "call_id": "c", "name": "shell", "arguments": ""},
+        },
+        {"type": "response.completed", "response": done},
+    )
+    passed, facts = run([stream], endpoint="responses")
+    assert passed == stream
+    assert facts.usage == Usage(input_tokens=4, output_tokens=2)
+    assert (facts.finish_reason, facts.stop_reason, facts.complete) == ("tool_calls", "completed", True)
+    assert facts.tool_calls == (ToolCall(tool_call_index=1, id="c", name="shell"),)
+
+
+@pytest.mark.parametrize(
+    ("last", "finish", "error"),
+    [
+        ({"status": "completed"}, "stop", None),
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "length", None),
+        ({"status": "failed", "error": {"code": "rate_limit_exceeded"}}, None, "rate_limit_exceeded"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_responses_endings(last: dict[str, Any], finish: str | None, error: str | None) -> None:
+    """Complete, cut short, failed: in OpenAI's words, the engine's own beside them."""
+    facts = run([typed({"type": f"response.{last['status']}", "response": last})], endpoint="responses")[1]
+    assert (facts.finish_reason, facts.stop_reason, facts.error) == (finish, last["status"], error)
+
+
+BODIES: list[tuple[str, dict[str, Any], str, int, tuple[str | None, ...]]] = [
+    (
+        "chat_completions",
+        {
+            "choices": [{"index": 0, "finish_reason": "tool_calls", "message": {"tool_calls": [TOOL, {"id": "x"}]}}],
+            "usage": USAGE,
+        },
+        "tool_calls",
+        9,
+        ("ls", None),
+    ),
+    ("completions", {"choices": [{"text": "x", "finish_reason": "length"}], "usage": USAGE}, "length", 9, ()),
+    (
+        "messages",
+        {
+            "type": "message",
+            "content": [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "t", "name": "Bash"}],
+            "stop_reason": "tool_use",
+            "usage": {"input_tokens": 9, "output_tokens": 1},
+        },
+        "tool_calls",
+        9,
+        ("Bash",),
+    ),
+    (
+        "responses",
+        {
+            "status": "completed",
+            "output": [{"type": "function_call", "call_id": "c", "name": "shell"}],
+            "usage": {"input_tokens": 9, "output_tokens": 1},
+        },
+        "tool_calls",
+        9,
+        ("shell",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "body", "finish", "inputs", "names"), BODIES, ids=[b[0] for b in BODIES])
+def test_whole_answers(
+    endpoint: str, body: dict[str, Any], finish: str, inputs: int, names: tuple[str | None, ...]
+) -> None:
+    """An answer that is not a stream says the same in one piece."""
+    reader = AnswerReader(endpoint)
+    reader.read_body(json.dumps(body).encode())
+    facts = reader.facts()
+    assert (facts.finish_reason, facts.usage.input_tokens, facts.complete) == (finish, inputs, True)
+    assert tuple(call.name for call in facts.tool_calls) == names
+
+
+def test_a_whole_answer_that_is_no_json() -> None:
+    """An HTML error page, or a count: nothing to read, no error."""
+    reader = AnswerReader("messages")
+    reader.read_body(b"<html>")
+    assert reader.facts().unreadable == 1
+    counted = AnswerReader("count_tokens")
+    counted.read_body(b'{"input_tokens": 12}')
+    assert (counted.facts().usage, counted.facts().complete) == (Usage(), True)

@@ -52,11 +52,11 @@ async def run_engine(settings: EngineSettings) -> int:
         code = 1 if tasks.failed.done() else 0
         engine.stopping.set()
         await server.http.close(drain_s=settings.stop_timeout_s if code == 0 else 0.0)
+        log.info("engine_stopped", **engine.ledger.counts)
         return code
     finally:
         await tasks.stop()
         engine.stop()
-        log.info("engine_stopped", **engine.ledger.counts)
 
 
 def ready_line(settings: EngineSettings, engine: Engine, port: int) -> dict[str, Any]:

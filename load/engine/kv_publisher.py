@@ -69,19 +69,21 @@ class KvPublisher:
         self._router: zmq.Socket[bytes] | None = None
 
     def open(self) -> None:
-        """Bind (or connect) both sockets. Raises `zmq.ZMQError` when an address cannot be had."""
+        """Bind (or connect) both sockets. Raises `zmq.ZMQError` when an address cannot be had; nothing stays open."""
         self._pub = pub = self._context.socket(zmq.PUB)
-        pub.setsockopt(zmq.LINGER, 0)
-        pub.setsockopt(zmq.SNDHWM, self.config.hwm)
-        if self.config.connect:
-            pub.connect(self.endpoint)
-        else:
-            self.endpoint = _bind(pub, self.endpoint)
         self._router = router = self._context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.LINGER, 0)
+        pub.setsockopt(zmq.SNDHWM, self.config.hwm)
         router.setsockopt(zmq.SNDHWM, 0)  # a replay is bounded by the buffer; a full queue would drop its tail
-        self.replay_endpoint = _bind(router, self.replay_endpoint)
         asyncio.get_running_loop().add_reader(router.fileno(), self._serve_replays)
+        try:
+            if self.config.connect:
+                pub.connect(self.endpoint)
+            else:
+                self.endpoint = _bind(pub, self.endpoint)
+            self.replay_endpoint = _bind(router, self.replay_endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close both sockets; what is queued for slow readers is lost, as when a process dies."""
@@ -104,7 +106,6 @@ class KvPublisher:
                 self.open()
             except zmq.ZMQError:
                 # The address is free only once ZeroMQ's own thread has closed the old listener.
-                self.close()
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(0.005)

@@ -1,0 +1,258 @@
+"""A small system around one ingress: nats-server, engines and admission are real processes; the ingress runs in the
+test's own process, so that a test sees its tables. The engines' heartbeats come from here too, so that a test can
+make a worker leave or fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from bus import subjects
+from bus.facts import FactNumbers
+from bus.interface import Bus
+from bus.nats import NatsBus, connect
+from bus.tasks import Tasks
+from schemas.base import from_json, to_json
+from schemas.trace import RequestMetrics, TraceRow
+from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
+from services.ingress.config import IngressSettings
+from services.ingress.shell.service import IngressService
+from tests.support.nats import NatsServer
+from tests.support.processes import HelperProcess, python_process, settings_arguments
+from web.client import Answer, AnswerStream, HttpClient, Timeouts
+
+MODEL = "sim-8b"
+ASSETS = Path(__file__).resolve().parents[3] / "load" / "engine" / "assets"
+JSON = [(b"content-type", b"application/json")]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for a state that no event announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the state is another object's, without an event
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class SimulatedEngine:
+    """One engine process and how to make it misbehave."""
+
+    worker: str
+    url: str
+    process: HelperProcess
+    client: HttpClient
+
+    async def misbehave(self, **flags: object) -> None:
+        answer = await self.client.fetch("POST", f"{self.url}/sim/misbehave", JSON, json.dumps(flags).encode())
+        assert answer.status == 200, answer.body
+
+    async def behave(self) -> None:
+        await self.misbehave(die_after_chunks=None, stall="none", error_requests=0, usage="normal")
+
+    async def page(self) -> dict[str, Any]:
+        answer = await self.client.fetch("GET", f"{self.url}/sim/served", [], b"")
+        page: dict[str, Any] = json.loads(answer.body)
+        return page
+
+    async def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = (await self.page())["counts"]
+        return counts
+
+
+class Heartbeats:
+    """What bridges say about their engines. ``silent``: workers that say nothing."""
+
+    def __init__(self, bus: Bus, urls: dict[str, str]) -> None:
+        self._bus = bus
+        self._urls = urls
+        self._numbers = FactNumbers("bridges", int(time.time() * 1000))
+        self.silent: set[str] = set()
+
+    def say(self, worker: str, health: WorkerHealth = "ready") -> None:
+        """One heartbeat now."""
+        profile = WorkerProfile(url=self._urls[worker], model=MODEL, engine="simulated", block_size=16)
+        state = WorkerState(
+            **self._numbers.stamp("worker.state", time.time()),
+            worker=worker,
+            incarnation="1",
+            health=health,
+            profile=profile,
+        )
+        self._bus.publish(subjects.worker_state(worker), to_json(state))
+
+    async def run(self) -> None:
+        while True:
+            for worker in self._urls.keys() - self.silent:
+                self.say(worker)
+            await asyncio.sleep(0.25)
+
+
+@dataclass
+class Rows:
+    """Every trace row of the stream, as it comes."""
+
+    rows: list[TraceRow] = field(default_factory=list)
+
+    def of(self, request_id: str) -> list[RequestMetrics]:
+        return [row.request for row in self.rows if row.request is not None and row.request.request_id == request_id]
+
+    async def one(self, request_id: str, timeout_s: float = 10.0) -> RequestMetrics:
+        """The row of this request; exactly one."""
+        await until(lambda: bool(self.of(request_id)), timeout_s)
+        found = self.of(request_id)
+        assert len(found) == 1
+        return found[0]
+
+    async def by_x_request_id(self, x_request_id: str, timeout_s: float = 10.0) -> RequestMetrics:
+        """The row of the request that a client named so."""
+
+        def found() -> list[RequestMetrics]:
+            requests = [row.request for row in self.rows if row.request is not None]
+            return [request for request in requests if request.x_request_id == x_request_id]
+
+        await until(lambda: bool(found()), timeout_s)
+        assert len(found()) == 1
+        return found()[0]
+
+    async def follow(self, bus: Bus) -> None:
+        async with aclosing(bus.tail(f"{subjects.ROOT}.trace.request_end.>", from_start=True)) as tail:
+            async for stored in tail:
+                self.rows.append(from_json(stored.payload, TraceRow))
+
+
+@dataclass
+class Door:
+    """A running ingress and a client before it."""
+
+    service: IngressService
+    client: HttpClient
+    tasks: Tasks
+    bus: NatsBus
+
+    @property
+    def url(self) -> str:
+        return self.service.url
+
+    async def post(self, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions", **headers: str) -> Answer:
+        return await self.client.fetch(
+            "POST", self.url + path, _headers(headers), _body(body), Timeouts(first_byte_s=20, total_s=30)
+        )
+
+    async def stream(
+        self, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions", **headers: str
+    ) -> AnswerStream:
+        return await self.client.open(
+            "POST", self.url + path, _headers(headers), _body(body), Timeouts(first_byte_s=20, total_s=30)
+        )
+
+    async def get(self, path: str) -> Answer:
+        return await self.client.fetch("GET", self.url + path, [], b"", Timeouts(total_s=10))
+
+
+def _headers(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [*JSON, *((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items())]
+
+
+def _body(body: dict[str, Any] | bytes) -> bytes:
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def chat(text: str = "hello", **members: Any) -> dict[str, Any]:
+    """A chat body for `MODEL`."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **members}
+
+
+@dataclass
+class System:
+    """Everything but the ingress."""
+
+    nats: NatsServer
+    bus: NatsBus
+    rows: Rows
+    engines: dict[str, SimulatedEngine]
+    heartbeats: Heartbeats
+
+    @asynccontextmanager
+    async def door(self, **settings: Any) -> AsyncIterator[Door]:
+        """An ingress in this process, ready."""
+        known: dict[str, Any] = {
+            "instance": "ingress-test",
+            "port": 0,
+            "stop_timeout_s": 5.0,
+            "nats_url": self.nats.url,
+        }
+        configured = IngressSettings(**{**known, **settings})
+        bus = await connect(self.nats.url, name=configured.instance, timeout_s=10)
+        tasks = Tasks()
+        service = IngressService(configured, CollectorRegistry())
+        client = HttpClient()
+        await service.start(bus, tasks)
+        try:
+            await until(lambda: service.not_ready() is None)
+            yield Door(service, client, tasks, bus)
+        finally:
+            await client.close()
+            await service.stop(configured.stop_timeout_s)
+            assert not tasks.failed.done(), tasks.failed.result()
+            await tasks.stop()
+            await bus.close()
+
+    async def engine_of(self, session: str, door: Door) -> SimulatedEngine:
+        """The engine on which a session lands: by asking once."""
+        answer = await door.post(chat(), x_tidegate_session_id=session)
+        assert answer.status == 200, answer.body
+        row = await self.rows.one((answer.header("x-request-id") or b"").decode())
+        assert row.worker is not None
+        return self.engines[row.worker.worker]
+
+
+@asynccontextmanager
+async def running_system(directory: Path, engines: int = 2) -> AsyncIterator[System]:
+    """nats-server, engines with their bridges, and admission."""
+    async with AsyncExitStack() as stack:
+        nats = NatsServer(directory / "nats").start()
+        stack.callback(nats.stop)
+        bus = await connect(nats.url, name="test", timeout_s=10)
+        stack.push_async_callback(bus.close)
+        client = HttpClient()
+        stack.push_async_callback(client.close)
+        admission = await stack.enter_async_context(
+            python_process(
+                "services.admission",
+                *settings_arguments({"nats_url": nats.url, "warmup_s": 0.2}),
+                directory=directory,
+                name="admission",
+            )
+        )
+        known = {}
+        for number in range(engines):
+            known[f"worker-{number}"] = await _engine(stack, directory, f"worker-{number}", client)
+        rows = Rows()
+        tasks = Tasks()
+        stack.push_async_callback(tasks.stop)
+        heartbeats = Heartbeats(bus, {name: engine.url for name, engine in known.items()})
+        tasks.start("heartbeats", heartbeats.run())
+        await admission.wait_said("leadership")
+        tasks.start("rows", rows.follow(bus))
+        yield System(nats, bus, rows, known, heartbeats)
+
+
+async def _engine(stack: AsyncExitStack, directory: Path, worker: str, client: HttpClient) -> SimulatedEngine:
+    process = await stack.enter_async_context(
+        python_process(
+            "load.engine",
+            *settings_arguments({"model": MODEL, "profile": "instant", "instance": worker}),
+            directory=directory,
+            name=worker,
+        )
+    )
+    ready = json.loads(await process.wait_line())
+    return SimulatedEngine(worker, ready["url"], process, client)

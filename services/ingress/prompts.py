@@ -21,6 +21,17 @@ from services.ingress.canonical import Conversation, conversation_of
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
 
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template's expressions can raise inside the sandbox."""
+
 StrftimeNow = Callable[[str], str]
 """The template's clock: a `strftime` format to the time as text."""
 
@@ -88,7 +99,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render(variables)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except _TEMPLATE_FAILURES as error:
             raise TemplateError(f"the messages cannot be rendered: {error}") from error
 
     def _prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""Tokens by prefix: always what encoding from scratch gives, at the cost of the new tail only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from kvcore.hashing import chain_hashes, pack_tokens, sequence_hashes_with_tail
+from services.ingress.tokens import Cutter, PrefixTokenCache, PromptTokens, chained, from_ids, shared_blocks
+
+ASSET = Path(__file__).parents[3] / "load" / "engine" / "assets" / "tokenizer.json"
+TOKENIZER = Tokenizer.from_file(str(ASSET))
+SPECIAL = [token.content for token in TOKENIZER.get_added_tokens_decoder().values() if token.special]
+BLOCK = 4
+
+
+class Encoder:
+    """The real tokenizer, which also notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        self.asked.append(texts)
+        return [encoding.ids for encoding in TOKENIZER.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def from_scratch(text: str, leading: bytes = b"") -> PromptTokens:
+    """The whole text in one call of the tokenizer, hashed from the start."""
+    tokens = leading + pack_tokens(TOKENIZER.encode(text, add_special_tokens=False).ids)
+    return PromptTokens(tokens, BLOCK, chain_hashes(tokens, BLOCK))
+
+
+def rendered(messages: list[tuple[str, str]]) -> str:
+    """ChatML, as the simulated engine's template writes it."""
+    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+    return said + "<|im_start|>assistant\n"
+
+
+words = st.sampled_from([*"ab \n.é漢🙂", "<|im_start|>", "<|im_end|>", "<|im_", "def f(x):"])
+texts = st.lists(words, max_size=12).map("".join)
+messages = st.tuples(st.sampled_from(["user", "assistant", "tool"]), texts)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("grow"), st.lists(messages, min_size=1, max_size=3)),
+        st.tuples(st.just("fork"), st.integers(0, 6)),
+        st.tuples(st.just("rewrite"), st.integers(0, 6), messages),
+        st.tuples(st.just("repeat")),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=70, deadline=None)
+@given(steps, st.sampled_from([1_500, 4_000, 1_000_000]), st.sampled_from([b"", pack_tokens([1])]))
+def test_cached_is_what_encoding_from_scratch_gives(
+    script: list[tuple[object, ...]], max_bytes: int, leading: bytes
+) -> None:
+    """Conversations that grow, fork, are rewritten or sent again, with room for all, few or none of them: tokens, chain
+    and replay hashes are always those of the whole text."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=max_bytes)
+    branches: list[list[tuple[str, str]]] = [[("system", "be brief")]]
+    for step in script:
+        branch = list(branches[-1])
+        match step:
+            case ("grow", list(more)):
+                branch += more
+            case ("fork", int(at)):
+                branch = branch[: max(1, at)]
+            case ("rewrite", int(at), tuple(message)):
+                branch[min(at, len(branch) - 1)] = message
+        branches.append(branch)
+        text = rendered(branch)
+        expected = from_scratch(text, leading)
+        prompt = cache.prompt(text, BLOCK, Encoder(), leading)
+        assert prompt == expected
+        assert prompt.replay_hashes() == sequence_hashes_with_tail(prompt.tokens, BLOCK)
+        assert cache.size_bytes <= max_bytes
+
+
+def test_a_resent_conversation_costs_only_its_new_tail() -> None:
+    """The next turn encodes the pieces after the last known one, and nothing else."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    encoder = Encoder()
+    first = [("system", "long " * 500), ("user", "one")]
+    cache.prompt(rendered(first), BLOCK, encoder)
+    encoder.asked.clear()
+    second = [*first, ("assistant", "two"), ("user", "three")]
+    prompt = cache.prompt(rendered(second), BLOCK, encoder)
+    assert encoder.asked == [
+        [
+            "<|im_start|>assistant\ntwo",
+            "<|im_end|>\n",
+            "<|im_start|>user\nthree",
+            "<|im_end|>\n",
+            "<|im_start|>assistant\n",
+        ]
+    ]
+    assert prompt == from_scratch(rendered(second))
+    assert cache.hit_tokens > 500
+
+
+def test_a_conversation_is_kept_once() -> None:
+    """A turn takes the place of the turns it begins with: twenty turns hold one buffer, two forks hold two."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    said = [("system", "s")]
+    for turn in range(20):
+        said += [("user", f"question {turn}"), ("assistant", f"answer {turn}")]
+        cache.prompt(rendered(said), BLOCK, Encoder())
+    assert len(cache) == 1
+    cache.prompt(rendered([*said[:9], ("user", "otherwise")]), BLOCK, Encoder())
+    assert len(cache) == 2
+
+
+def test_the_least_recently_used_conversation_goes_first() -> None:
+    """Over the bound the oldest is forgotten whole, and the newest stays."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=6_000)
+    talks = [[("system", f"{number} " * 300)] for number in range(6)]
+    for talk in talks:
+        cache.prompt(rendered(talk), None, Encoder())
+    assert cache.size_bytes <= 6_000
+    assert cache.find(rendered(talks[0])).known_tokens == 0
+    assert cache.find(rendered(talks[-1])).known_tokens > 0
+    kept = len(cache)
+    cache.prompt(rendered([("system", "z " * 10_000)]), None, Encoder())
+    assert len(cache) == kept, "what does not fit is not kept, and displaces nothing"
+
+
+def test_the_chain_goes_on_where_it_was_known() -> None:
+    """A pool whose block size changed gets a chain of the new size from the same tokens."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    text = rendered([("system", "one two three four five six seven eight nine ten")])
+    small = cache.prompt(text, 4, Encoder())
+    large = cache.prompt(text, 8, Encoder())
+    none = cache.prompt(text, None, Encoder())
+    assert small.tokens == large.tokens == none.tokens
+    assert (large.block_size, large.chain) == (8, chain_hashes(large.tokens, 8))
+    assert (none.block_size, none.chain, none.replay_hashes()) == (0, b"", ())
+
+
+def test_replay_hashes_of_known_tokens() -> None:
+    """The golden vectors of identity-and-traces §2.5, the partial tail included."""
+    assert from_ids(range(1, 7), 2).replay_hashes() == (
+        10773075109927122010,
+        5890102321129957602,
+        3801924459721183657,
+    )
+    assert from_ids(range(1, 6), 2).replay_hashes()[-1] == 2656991839890933969
+    assert from_ids([1, 2, 1, 2], 2).replay_hashes() == (10773075109927122010, 8239003849983528482)
+    assert from_ids([], 2).replay_hashes() == ()
+    assert from_ids([1], 2).replay_hashes() == sequence_hashes_with_tail(pack_tokens([1]), 2)
+
+
+def test_cutting() -> None:
+    """Pieces begin with a special token, the longer of two that fit; nothing is lost or empty."""
+    cutter = Cutter(["<a>", "<a><b>", ""])
+    assert cutter.cut("x<a>y<a><b><a>") == ["x", "<a>y", "<a><b>", "<a>"]
+    assert cutter.cut("<a>") == ["<a>"]
+    assert cutter.cut("") == []
+    assert Cutter([]).cut("x<a>y") == ["x<a>y"]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_a_chain_continues_exactly(block_size: int) -> None:
+    """Any full-block beginning of a chain continues to the same chain."""
+    tokens = pack_tokens(range(50))
+    whole = chained(tokens, block_size)
+    for blocks in range(len(whole.chain) // 8 + 1):
+        assert chained(tokens, block_size, whole.chain[: blocks * 8]) == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 9), max_size=40), st.integers(0, 40))
+def test_where_two_prompts_part(one: list[int], other: list[int], common: int) -> None:
+    """The break position is the number of equal blocks from the start (C5)."""
+    other = one[:common] + other
+    chains = [chain_hashes(pack_tokens(tokens), 2) for tokens in (one, other)]
+    expected = 0
+    for start in range(0, min(len(one), len(other)) - 1, 2):
+        if one[start : start + 2] != other[start : start + 2]:
+            break
+        expected += 1
+    assert shared_blocks(*chains) == expected

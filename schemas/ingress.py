@@ -8,8 +8,8 @@ from schemas.session import RequestKind, SessionIdentity
 
 
 class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """One accepted request of this ingress; ``worker``, ``grant_id``, ``attempt`` and ``predicted_cached_tokens`` once it
-    is placed."""
+    """One accepted request of this ingress. ``worker``, ``grant_id``, ``attempt`` and ``predicted_cached_tokens`` are
+    known once it is placed."""
 
     request_id: str
     model: str

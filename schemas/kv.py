@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from schemas.base import BadMessageError, Message
@@ -52,13 +53,13 @@ class KvHeaders(Message, frozen=True, kw_only=True, omit_defaults=True):
         return headers
 
     @classmethod
-    def from_headers(cls, headers: dict[str, str]) -> KvHeaders:
-        """Inverse of `to_headers`. Raises `BadMessageError` when a header is missing or not a number."""
+    def from_headers(cls, headers: Mapping[str, str]) -> KvHeaders:
+        """Inverse of `to_headers`. Raises `BadMessageError` for a missing header and for numbers that cannot be."""
         try:
             dialect = headers.get(_DIALECT, "vllm")
             if dialect not in ("vllm", "sglang"):
                 raise BadMessageError(f"unknown KV dialect {dialect!r}")
-            return cls(
+            parsed = cls(
                 worker=headers[_WORKER],
                 rank=int(headers[_RANK]),
                 incarnation=headers[_INCARNATION],
@@ -68,6 +69,9 @@ class KvHeaders(Message, frozen=True, kw_only=True, omit_defaults=True):
                 parts=int(headers.get(_PARTS, "1")),
                 first=headers.get(_FIRST) == "1",
             )
+            if min(parsed.rank, parsed.seq, parsed.part) < 0 or parsed.part >= parsed.parts:
+                raise BadMessageError(f"KV batch headers: numbers that cannot be in {dict(headers)!r}")
+            return parsed
         except (KeyError, ValueError) as error:
             raise BadMessageError(f"KV batch headers: {error!r}") from error
 

@@ -21,11 +21,14 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     ``worker``: its id on the bus (empty: host and port of ``engine_url``). ``kv_events``: the engine's PUB endpoints,
     one per rank, or one base for ``ranks`` ranks (port base + rank); empty: ask the engine. ``kv_replay``: its ROUTER
     endpoints, likewise. ``kv_events_bind``: the engine connects to us, so we bind ``kv_events``. ``block_size``:
-    tokens a block is expected to have; ``None``: what the engine declares. Times in seconds, limits in batches.
+    tokens a block is expected to have; ``None``: what the engine declares. ``identify_timeout_s``: how long batches
+    wait, after the socket was lost, for the page that says which process sends them. ``probe_after_s``: silence
+    after which the replay socket is asked for a lost tail. Times in seconds, limits in batches.
     """
 
     engine_url: str = ""
     worker: str = ""
+    engine_api_key: str = ""
     engine: Literal["auto", "vllm", "sglang", "simulated"] = "auto"
     kv_events: tuple[str, ...] = ()
     kv_replay: tuple[str, ...] = ()
@@ -39,7 +42,9 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     unhealthy_after: int = 3
     ready_after: int = 2
     replay_timeout_s: float = 5.0
-    replay_retry_s: float = 2.0
+    replay_attempts: int = 2
+    replay_retry_s: float = 1.0
+    probe_after_s: float = 10.0
     identify_timeout_s: float = 5.0
     handover_limit: int = 16_384
     hold_limit: int = 16_384
@@ -48,9 +53,9 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         """Cross-field rules. Raises `SettingsError`."""
         url = urlsplit(self.engine_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        if url.scheme != "http" or not url.hostname:
             raise SettingsError("engine_url", f"must be the http URL of an engine, not {self.engine_url!r}")
-        if self.worker == RESERVED_WORKER:
+        if self.worker_id == RESERVED_WORKER:
             raise SettingsError("worker", f"{RESERVED_WORKER!r} is reserved")
         if self.block_size is not None and self.block_size <= 0:
             raise SettingsError("block_size", "must be positive")
@@ -92,7 +97,9 @@ _POSITIVE = (
     "unhealthy_after",
     "ready_after",
     "replay_timeout_s",
+    "replay_attempts",
     "replay_retry_s",
+    "probe_after_s",
     "identify_timeout_s",
     "handover_limit",
     "hold_limit",

@@ -1,0 +1,356 @@
+"""The bridge's one door: what happens to its engine goes in, what to publish and to ask comes out.
+
+It forwards each rank's batches untouched and in order, keeps an index of its own engine from the same batches (so that
+it can answer snapshots), and says once a second, and at every change, how its engine is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypedDict
+
+from bus import subjects
+from kvcore.errors import BadBatchError
+from kvcore.events import decode_batch
+from kvcore.index import IndexLimits, PrefixIndex
+from schemas.base import to_json
+from schemas.hint import HintResult
+from schemas.kv import Dialect, KvHeaders, RankMark
+from schemas.worker import WorkerHealth, WorkerState
+from services.bridge.config import BridgeSettings
+from services.bridge.effects import (
+    BridgeEffect,
+    Discover,
+    FetchReplay,
+    Publish,
+    PutWorker,
+    Say,
+    ScrapeNow,
+    Subscribe,
+)
+from services.bridge.endpoints import RankSource
+from services.bridge.engine import EngineView
+from services.bridge.events import (
+    Beat,
+    BridgeEvent,
+    EngineBatch,
+    EngineConnected,
+    EngineDisconnected,
+    HintReceived,
+    ReplayAnswered,
+    Scraped,
+    ScrapeFailed,
+    SocketsOpened,
+    SourcesFound,
+    Stopping,
+)
+from services.bridge.hints import judge
+from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed
+
+
+class FactFields(TypedDict):
+    """What every fact begins with."""
+
+    source: str
+    epoch: int
+    seq: int
+    at_ms: int
+
+
+HEADERS_ROOM = 1024
+"""Bytes of a message kept free for headers and subject."""
+
+
+@dataclass(slots=True)
+class BridgeCounters:
+    """Since the start: batches and bytes forwarded, messages they took, hints answered."""
+
+    batches: int = 0
+    messages: int = 0
+    payload_bytes: int = 0
+    hints: int = 0
+    hints_unreadable: int = 0
+
+
+class BridgeCore:
+    """One engine. ``epoch``: Unix ms of the bridge's start; ``max_payload``: bytes of one bus message."""
+
+    def __init__(
+        self, settings: BridgeSettings, epoch: int, max_payload: int, previous: dict[int, str] | None = None
+    ) -> None:
+        self.worker = settings.worker_id
+        self.counters = BridgeCounters()
+        self.rejected: Counter[str] = Counter()
+        self.gaps: Counter[tuple[int, str]] = Counter()
+        self.engine = EngineView(
+            url=settings.engine_url.rstrip("/"),
+            engine=None if settings.engine == "auto" else settings.engine,
+            block_size=settings.block_size,
+            unhealthy_after=settings.unhealthy_after,
+            ready_after=settings.ready_after,
+            rank_count=max(1, settings.ranks),
+        )
+        self.index = PrefixIndex(IndexLimits(max_blocks=settings.max_blocks))
+        self.feeds: dict[int, RankFeed] = {}
+        self._settings = settings
+        self._epoch = epoch
+        self._room = max_payload - HEADERS_ROOM
+        self._previous = previous or {}
+        self._rejected_by_rank: Counter[int] = Counter()
+        self._seq: Counter[str] = Counter()
+        self._discovering = False
+        self._started_ms: int | None = None
+        self._sources: tuple[RankSource, ...] | None = None
+        self._said: tuple[object, ...] = ()
+        self._left: str | None = None
+
+    def handle(self, event: BridgeEvent, now: float) -> list[BridgeEffect]:
+        """What to do about ``event``, in this order. ``now``: Unix seconds."""
+        effects: list[BridgeEffect] = []
+        match event:
+            case EngineBatch():
+                feed = self.feeds.get(event.rank)
+                if feed is not None:
+                    self._carry_out(feed, feed.batch(event.seq, event.payload, now), now, effects)
+            case EngineConnected() | EngineDisconnected():
+                self._socket(event, now, effects)
+            case ReplayAnswered():
+                self._replayed(event, now, effects)
+            case Scraped():
+                self._scraped(event, now, effects)
+            case ScrapeFailed():
+                self.engine.scrape_failed(event.reason)
+            case SourcesFound():
+                self._found(event, effects)
+            case SocketsOpened():
+                self.engine.source_problem = event.problem
+                if event.problem is not None:
+                    fields = {"worker": self.worker, "reason": event.problem}
+                    effects.append(Say("kv_events_unusable", fields, warning=True))
+            case HintReceived():
+                self._hint(event, now, effects)
+            case Beat():
+                for feed in self.feeds.values():
+                    self._carry_out(feed, feed.tick(now), now, effects)
+                self._said = self._summary()
+                effects.append(Publish(subjects.worker_state(self.worker), to_json(self._state(now))))
+                return effects
+            case Stopping():
+                self._left = event.reason
+        self._say_changes(now, effects)
+        return effects
+
+    def snapshot(self) -> tuple[bytes, tuple[RankMark, ...]]:
+        """The index of this engine as it is now, and the batch of each rank that it stands for."""
+        return self.index.dump(), self.marks()
+
+    def marks(self) -> tuple[RankMark, ...]:
+        """How far each rank's stream has been applied to the index."""
+        return tuple(
+            RankMark(rank=rank, incarnation=feed.incarnation, seq=feed.last) for rank, feed in self.feeds.items()
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the bridge's own index, over all ranks."""
+        return sum(self.index.resident(self.worker, rank) for rank in self.feeds)
+
+    def health(self) -> tuple[WorkerHealth, str | None]:
+        """As the next fact will say it."""
+        return ("left", self._left) if self._left is not None else self.engine.health()
+
+    # The engine
+
+    def _scraped(self, event: Scraped, now: float, effects: list[BridgeEffect]) -> None:
+        engine = self.engine
+        engine.scrape_worked(event.metrics, event.sight)
+        started_at = event.metrics.started_at if event.metrics is not None else None
+        started_ms = None if started_at is None else round(started_at * 1000)
+        if started_ms != self._started_ms:
+            if self._started_ms is not None:
+                effects.append(Say("engine_restarted", {"worker": self.worker, "started_ms": started_ms}, warning=True))
+                engine.restarted()
+                self._discovering = False
+                if not self._settings.kv_events:
+                    self._sources = None
+            self._started_ms = started_ms
+        if self._sources is None and not self._discovering:
+            self._discovering = True
+            effects.append(Discover())
+        for feed in self.feeds.values():
+            self._carry_out(feed, feed.identified(started_ms, event.asked_at, now), now, effects)
+
+    def _found(self, event: SourcesFound, effects: list[BridgeEffect]) -> None:
+        self._discovering = False
+        self._sources = event.sources
+        if event.sources == tuple(feed.source for feed in self.feeds.values()):
+            return
+        self.index.remove_worker(self.worker)
+        self.feeds = {source.rank: self._feed(source) for source in event.sources}
+        self.engine.has_events = bool(event.sources)
+        self.engine.has_replay = any(source.replay for source in event.sources)
+        self.engine.rank_count = max(1, self._settings.ranks, *(source.rank + 1 for source in event.sources), 1)
+        effects.append(Subscribe(event.sources))
+
+    def _feed(self, source: RankSource) -> RankFeed:
+        settings = self._settings
+        rules = FeedRules(
+            hold_limit=settings.hold_limit,
+            replay_attempts=settings.replay_attempts,
+            replay_retry_s=settings.replay_retry_s,
+            identify_timeout_s=settings.identify_timeout_s,
+            probe_after_s=settings.probe_after_s,
+        )
+        return RankFeed(source, rules, previous=self._previous.get(source.rank, ""))
+
+    def _socket(self, event: EngineConnected | EngineDisconnected, now: float, effects: list[BridgeEffect]) -> None:
+        feed = self.feeds.get(event.rank)
+        if feed is None:
+            return
+        if isinstance(event, EngineConnected):
+            feed.connected_now(now)
+        else:
+            feed.disconnected(now)
+            effects.append(Say("kv_events_disconnected", {"worker": self.worker, "rank": event.rank}, warning=True))
+        effects.append(ScrapeNow())
+
+    def _replayed(self, event: ReplayAnswered, now: float, effects: list[BridgeEffect]) -> None:
+        feed = self.feeds.get(event.rank)
+        if feed is None:
+            return
+        if event.problem is not None:
+            self.gaps[event.rank, event.problem] += 1
+            fields = {"worker": self.worker, "rank": event.rank, "reason": event.problem}
+            effects.append(Say("replay_failed", fields, warning=True))
+        self._carry_out(feed, feed.replayed(event.ticket, event.batches, event.problem, now), now, effects)
+
+    # The stream
+
+    def _carry_out(self, feed: RankFeed, wanted: list[RankEffect], now: float, effects: list[BridgeEffect]) -> None:
+        rank = feed.source.rank
+        for effect in wanted:
+            match effect:
+                case Forward():
+                    self._forward(rank, effect, effects)
+                    self._apply(feed, effect.payload, now)
+                case Forget():
+                    self.index.clear_rank(self.worker, rank)
+                    self.gaps[rank, effect.reason] += 1
+                    fields = {
+                        "worker": self.worker,
+                        "rank": rank,
+                        "reason": effect.reason,
+                        "incarnation": feed.incarnation,
+                    }
+                    effects.append(Say("kv_stream_cleared", fields, warning=True))
+                case Ask():
+                    effects.append(FetchReplay(rank, feed.source.replay, effect.start, effect.ticket))
+
+    def _forward(self, rank: int, batch: Forward, effects: list[BridgeEffect]) -> None:
+        subject = subjects.kv(self.worker, rank)
+        payload = batch.payload
+        parts = max(1, -(-len(payload) // self._room))
+        for part in range(parts):
+            headers = KvHeaders(
+                worker=self.worker,
+                rank=rank,
+                incarnation=batch.incarnation,
+                seq=batch.seq,
+                dialect=self._dialect,
+                part=part,
+                parts=parts,
+                first=batch.first,
+            )
+            piece = payload if parts == 1 else payload[part * self._room : (part + 1) * self._room]
+            effects.append(Publish(subject, piece, headers.to_headers()))
+        self.counters.batches += 1
+        self.counters.messages += parts
+        self.counters.payload_bytes += len(payload)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return "sglang" if self.engine.kind == "sglang" else "vllm"
+
+    def _apply(self, feed: RankFeed, payload: bytes, now: float) -> None:
+        """Keep our own index, and learn what the events betray. A bad event is counted and left out."""
+        rank = feed.source.rank
+        try:
+            batch = decode_batch(payload)
+        except BadBatchError as error:
+            self.rejected[error.reason] += 1
+            self._rejected_by_rank[rank] += 1
+            return
+        if batch.rank is not None:
+            feed.stated_rank(batch.rank)
+        result = self.index.apply(self.worker, rank, batch)
+        self.rejected += result.rejected
+        self._rejected_by_rank[rank] += result.rejected.total()
+        if result.cleared:
+            feed.rebuilt(now)
+        if result.block_size is not None:
+            self.engine.saw_block_size(result.block_size)
+
+    # What it says
+
+    def _hint(self, event: HintReceived, now: float, effects: list[BridgeEffect]) -> None:
+        answer = judge(event.payload, self.worker, self.engine.rank_count)
+        self.counters.hints += 1
+        self.counters.hints_unreadable += answer.error is not None
+        subject = subjects.hint_result(self.worker)
+        result = HintResult(
+            **self._fact("hint.result", now),
+            worker=self.worker,
+            rank=answer.rank,
+            session=answer.session,
+            message_id=answer.message_id,
+            results=answer.results,
+            error=answer.error,
+        )
+        effects.append(Publish(subject, to_json(result)))
+
+    def _say_changes(self, now: float, effects: list[BridgeEffect]) -> None:
+        summary = self._summary()
+        if summary == self._said:
+            return
+        self._said = summary
+        health, reason = self.health()
+        effects.append(Say("worker_state", {"worker": self.worker, "health": health, "reason": reason}))
+        state = to_json(self._state(now))
+        effects += (Publish(subjects.worker_state(self.worker), state), PutWorker(state))
+
+    def _summary(self) -> tuple[object, ...]:
+        """What is worth a fact of its own when it changes: everything but load and sequence numbers."""
+        engine = self.engine
+        return (
+            self._left,
+            engine.sight,
+            engine.metrics.block_size,
+            engine.metrics.kv_tokens,
+            engine.healthy,
+            engine.healthy or engine.problem,
+            engine.seen_block_size,
+            engine.rank_count,
+            engine.source_problem,
+            tuple((rank, feed.incarnation, *feed.state()) for rank, feed in self.feeds.items()),
+        )
+
+    def _state(self, now: float) -> WorkerState:
+        health, reason = self.health()
+        return WorkerState(
+            **self._fact("worker.state", now),
+            worker=self.worker,
+            incarnation="" if self._started_ms is None else str(self._started_ms),
+            health=health,
+            profile=self.engine.profile(),
+            reason=reason,
+            loads=self.engine.loads(),
+            streams=tuple(feed.stream(self._rejected_by_rank[rank]) for rank, feed in self.feeds.items()),
+        )
+
+    def _fact(self, family: str, now: float) -> FactFields:
+        seq = self._seq[family]
+        self._seq[family] += 1
+        return FactFields(
+            source=self._settings.instance or "bridge-1", epoch=self._epoch, seq=seq, at_ms=round(now * 1000)
+        )

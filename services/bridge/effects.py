@@ -1,0 +1,64 @@
+"""What a bridge's core asks of its shell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.bridge.endpoints import RankSource
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """One message on the bus."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PutWorker:
+    """The worker's entry of the registry bucket changed."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeNow:
+    """Do not wait for the next turn: which process answers?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Discover:
+    """Ask the engine where its events are; answered by `SourcesFound`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Close the sockets there are and open these."""
+
+    sources: tuple[RankSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReplay:
+    """Ask a rank's replay socket for everything from ``start``; answered by `ReplayAnswered` with this ``ticket``."""
+
+    rank: int
+    endpoint: str
+    start: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line of the log: an event name and its fields."""
+
+    event: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    warning: bool = False
+
+
+BridgeEffect = Publish | PutWorker | ScrapeNow | Discover | Subscribe | FetchReplay | Say

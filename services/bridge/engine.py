@@ -1,0 +1,145 @@
+"""The bridge's picture of its engine: profile, load, health and which process it is.
+
+Health: `starting` until the profile is known, `ready`, `unhealthy` after ``unhealthy_after`` failed scrapes in a row
+and until ``ready_after`` good ones, `mismatch` while its events contradict its declared block size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.worker import Engine, RankLoad, WorkerHealth, WorkerProfile
+from services.bridge.profile import MetricsReport, ModelsReport, ServerInfo
+
+BlockSizeOrigin = Literal["config", "metrics", "events"]
+_UNDECLARED: BlockSizeOrigin = "events"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is asked once per engine process."""
+
+    models: ModelsReport
+    version: str | None = None
+    info: ServerInfo | None = None
+
+
+@dataclass(slots=True)
+class EngineView:
+    """``block_size`` and ``engine`` as configured stand before what the engine declares."""
+
+    url: str
+    engine: Engine | None
+    block_size: int | None
+    unhealthy_after: int
+    ready_after: int
+    sight: Sight | None = None
+    metrics: MetricsReport = field(default_factory=MetricsReport)
+    rank_count: int = 1
+    has_events: bool = False
+    has_replay: bool = False
+    seen_block_size: int | None = None
+    source_problem: str | None = None
+    problem: str | None = None
+    failed: int = 0
+    good: int = 0
+    needed: int = 1
+    healthy: bool = False
+
+    def scrape_failed(self, reason: str) -> None:
+        """One scrape did not work."""
+        self.problem = reason
+        self.failed += 1
+        self.good = 0
+        if self.failed >= self.unhealthy_after:
+            self.healthy = False
+            self.needed = self.ready_after
+
+    def scrape_worked(self, metrics: MetricsReport | None, sight: Sight | None) -> None:
+        """One scrape worked; ``sight`` when it asked for all there is."""
+        self.failed = 0
+        self.good += 1
+        if metrics is not None:
+            self.metrics = metrics
+        if sight is not None:
+            self.sight = sight
+        if self.good >= self.needed:
+            self.healthy = True
+            self.problem = None
+
+    def saw_block_size(self, block_size: int) -> None:
+        """A stored event carried blocks of this many tokens."""
+        self.seen_block_size = block_size
+
+    def restarted(self) -> None:
+        """Another process answers now: what the old one's events said is void."""
+        self.seen_block_size = None
+
+    @property
+    def declared_block_size(self) -> tuple[int, BlockSizeOrigin] | None:
+        """(tokens, where from): configuration, then ``/metrics``, then ``/server_info``."""
+        if self.block_size is not None:
+            return self.block_size, "config"
+        if self.metrics.block_size is not None:
+            return self.metrics.block_size, "metrics"
+        info = self.sight.info if self.sight else None
+        if info is not None and info.block_size is not None:
+            return info.block_size, "config"
+        return None
+
+    @property
+    def kind(self) -> Engine:
+        """Which engine it is, as configured or as its answers betray."""
+        if self.engine is not None:
+            return self.engine
+        if self.sight is not None and self.sight.models.engine != "unknown":
+            return self.sight.models.engine
+        if self.metrics.engine != "unknown":
+            return self.metrics.engine
+        return "sglang" if self.sight is not None and self.sight.info and self.sight.info.block_size else "unknown"
+
+    def health(self) -> tuple[WorkerHealth, str | None]:
+        """Health and a plain reason: always unless `ready`, and then where its events cannot be read."""
+        if self.sight is None:
+            return ("unhealthy" if self.failed >= self.unhealthy_after else "starting"), self.problem or "not seen yet"
+        if not self.healthy:
+            return "unhealthy", self.problem
+        declared = self.declared_block_size
+        if declared is not None and self.seen_block_size is not None and declared[0] != self.seen_block_size:
+            return (
+                "mismatch",
+                f"its events carry blocks of {self.seen_block_size} tokens, its {declared[1]} says {declared[0]}",
+            )
+        if declared is None and self.seen_block_size is None and self.has_events:
+            return (
+                "starting",
+                "its block size is not known: /metrics does not say, and no event has come (set block_size)",
+            )
+        return "ready", self.source_problem
+
+    def profile(self) -> WorkerProfile:
+        """As `WorkerState` says it."""
+        models = self.sight.models if self.sight else None
+        info = self.sight.info if self.sight else None
+        declared = self.declared_block_size
+        block_size, origin = declared or (self.seen_block_size, _UNDECLARED)
+        features = [name for name, has in (("kv_events", self.has_events), ("kv_replay", self.has_replay)) if has]
+        return WorkerProfile(
+            url=self.url,
+            model=models.model if models else "",
+            models=models.models if models else (),
+            engine=self.kind,
+            engine_version=(self.sight.version if self.sight else None) or (info.version if info else None),
+            ranks=self.rank_count,
+            block_size=block_size,
+            block_size_from=origin if block_size is not None else "none",
+            kv_tokens=self.metrics.kv_tokens or (info.kv_tokens if info else None),
+            max_model_len=models.max_model_len if models else None,
+            features=tuple(features),
+        )
+
+    def loads(self) -> tuple[RankLoad, ...]:
+        """Load of every rank, also of one that the metrics do not name."""
+        told = {load.rank: load for load in self.metrics.loads}
+        return tuple(told.get(rank, RankLoad(rank=rank)) for rank in range(self.rank_count))

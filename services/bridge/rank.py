@@ -1,0 +1,305 @@
+"""One rank's event stream at the bridge: which process it comes from, and what is forwarded under which incarnation.
+
+A sequence number alone does not tell a restarted engine from a running one (spec: engine-events §2.5: last before 1,
+first after 1). So whenever the rank's socket has lost its peer, its batches wait until the engine's page, asked after
+the socket stood again, has said which process it is; then they are fed to `kvcore.stream`, which finds gaps,
+duplicates and regressions. After each such pause, and now and then while the rank is silent, the replay socket is
+asked for what may have been missed (a *probe* where the process is known to be the same), because nobody announces a
+lost tail.
+
+Incarnations are named ``<process start, Unix ms>.<n>``: n is 0 for a stream that is complete from its number 0, and the
+Unix ms of the loss for one that goes on after lost history. So a bridge that restarts and reads the whole history
+again speaks of the same incarnation, and nobody has to clear anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvcore.stream import (
+    Clear,
+    Connected,
+    Deliver,
+    Fetch,
+    FetchFailed,
+    Limits,
+    LiveBatch,
+    Rebuilt,
+    ReplayedBatch,
+    ReplayEnded,
+    Restarted,
+    StateChanged,
+    StreamEvent,
+    StreamRecovery,
+    StreamState,
+    Tick,
+)
+from schemas.worker import RankStream
+from services.bridge.endpoints import RankSource
+
+_RANKS_REMEMBERED = 8
+_NO_REPLAY = "no_replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send this batch on, and apply it to the bridge's own index. ``first`` of its ``incarnation``."""
+
+    seq: int
+    payload: bytes
+    incarnation: str
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop every block of the rank: its history has a hole (``reason``) or its process is another one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the replay socket for everything from ``start``; answer with ``ticket``."""
+
+    start: int
+    ticket: int
+
+
+RankEffect = Forward | Forget | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRules:
+    """Seconds and batches. ``identify_timeout_s``: how long batches wait to learn which process sent them."""
+
+    hold_limit: int
+    replay_attempts: int
+    replay_retry_s: float
+    identify_timeout_s: float
+    probe_after_s: float
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """Since the start: batches that waited in vain for a name, and probes that brought something."""
+
+    overflowed: int = 0
+    probes: int = 0
+    probes_found: int = 0
+
+
+@dataclass(slots=True)
+class RankFeed:
+    """The stream of one rank.
+
+    ``base``: the process's start (Unix ms), or a stand-in where the engine hides it. ``suspect_since``: nobody knows
+    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last.
+    """
+
+    source: RankSource
+    rules: FeedRules
+    base: str = ""
+    incarnation: str = ""
+    connected: bool = False
+    suspect_since: float | None = 0.0
+    previous: str = ""
+    machine: StreamRecovery = field(init=False)
+    counters: FeedCounters = field(default_factory=FeedCounters)
+    _pending: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _pending_since: float = 0.0
+    _used: set[str] = field(default_factory=set)
+    _seen_ranks: set[int] = field(default_factory=set)
+    _fresh: bool = True
+    _ticket: int = 0
+    _probe: int | None = None
+    _fetch: tuple[int, int] | None = None
+    _heard_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        rules = self.rules
+        limits = Limits(
+            hold_batches=rules.hold_limit + 1, attempts=rules.replay_attempts, backoff_s=rules.replay_retry_s
+        )
+        self.machine = StreamRecovery("replay", limits)
+
+    # What happens
+
+    def batch(self, seq: int, payload: bytes, now: float) -> list[RankEffect]:
+        """A live batch. While nobody knows which process sent it, it waits."""
+        self._heard_at = now
+        if self.suspect_since is None:
+            return self._feed(LiveBatch(seq, payload), now)
+        if not self._pending:
+            self._pending_since = now
+        if len(self._pending) >= self.rules.hold_limit:
+            self._pending.popleft()
+            self.counters.overflowed += 1
+        self._pending.append((seq, payload))
+        return []
+
+    def disconnected(self, now: float) -> None:
+        """The socket lost its peer."""
+        self.connected = False
+        self.suspect_since = now
+
+    def connected_now(self, now: float) -> None:
+        """The socket stands (again); only a page asked from now on tells which process is behind it."""
+        self.connected = True
+        if self.suspect_since is not None:
+            self.suspect_since = now
+
+    def identified(self, started_ms: int | None, asked_at: float, now: float) -> list[RankEffect]:
+        """A process answered a page asked at ``asked_at``. ``started_ms`` ``None``: it does not say when it started;
+        then its newest batch tells after a loss of the socket, and without a replay socket it is taken for a new one.
+        """
+        out: list[RankEffect] = []
+        known = bool(self.base)
+        base = str(started_ms) if started_ms is not None else self.base or f"u{round(now * 1000)}"
+        if base != self.base:
+            self.base = base
+            self._name(f"{base}.0", now)
+            self._fresh = True
+            if known:
+                out += self._feed(Restarted(), now)
+        if self.suspect_since is None or not self.connected or asked_at < self.suspect_since:
+            return out
+        if not self.source.replay:
+            if started_ms is None and known and not self._fresh:
+                self._name(f"{base}.0", now)
+                out += self._feed(Restarted(), now)
+        elif self._fresh or started_ms is None:
+            out += self._feed(Connected(), now)
+        else:
+            out += self._start_probe(now)
+        self._fresh = False
+        return out + self._release(now)
+
+    def tick(self, now: float) -> list[RankEffect]:
+        """Time passes: postponed fetches, batches that waited too long for a name, probes of a silent rank."""
+        out: list[RankEffect] = []
+        if self._pending and now - self._pending_since >= self.rules.identify_timeout_s and self.base:
+            out += self._release(now)
+        if self.machine.wake_at is not None and now >= self.machine.wake_at:
+            out += self._feed(Tick(), now)
+        if self.suspect_since is None and now - self._heard_at >= self.rules.probe_after_s:
+            out += self._start_probe(now)
+        return out
+
+    def replayed(
+        self, ticket: int, batches: tuple[tuple[int, bytes], ...], problem: str | None, now: float
+    ) -> list[RankEffect]:
+        """A replay came to its end (or to a ``problem``, with what had come until then)."""
+        out: list[RankEffect] = []
+        if ticket == self._probe:
+            self._probe = None
+            news = [(seq, payload) for seq, payload in batches if seq > self.machine.last]
+            self.counters.probes_found += bool(news)
+            for seq, payload in news:
+                # Not below the last one: that would be taken for a restart.
+                if seq > self.machine.last:
+                    out += self._feed(LiveBatch(seq, payload), now)
+        elif self._fetch is not None and ticket == self._fetch[0]:
+            token = self._fetch[1]
+            self._fetch = None
+            for seq, payload in batches:
+                out += self._feed(ReplayedBatch(token, seq, payload), now)
+            out += self._feed(ReplayEnded(token) if problem is None else FetchFailed(token, problem), now)
+        return out
+
+    def rebuilt(self, now: float) -> None:
+        """The batch just forwarded emptied the engine's pool: nothing is missing any more."""
+        self._feed(Rebuilt(), now)
+
+    def stated_rank(self, rank: int) -> None:
+        """A batch named its data-parallel rank. Two names on one socket mean that two ranks share a port (A13)."""
+        if len(self._seen_ranks) < _RANKS_REMEMBERED:
+            self._seen_ranks.add(rank)
+
+    # What it looks like from outside
+
+    @property
+    def last(self) -> int:
+        """Number of the last batch forwarded, -1 before the first."""
+        return self.machine.last
+
+    def stream(self, rejected: int) -> RankStream:
+        """As `WorkerState.streams` says it."""
+        state, reason = self.state()
+        return RankStream(
+            rank=self.source.rank,
+            incarnation=self.incarnation,
+            seq=self.last,
+            state=state,
+            reason=reason,
+            gaps=self.machine.counters.gaps,
+            rejected=rejected,
+        )
+
+    def state(self) -> tuple[StreamState, str | None]:
+        """How far the stream can be trusted, and unless fully, why."""
+        machine = self.machine
+        if len(self._seen_ranks) > 1:
+            return "blind", "port_collision"
+        if self.suspect_since is not None:
+            return "catching_up", "reconnecting" if self.base else "connecting"
+        if machine.last < 0 and not self.source.replay:
+            return "blind", "no_events"
+        return machine.state, machine.reason
+
+    # Inside
+
+    def _release(self, now: float) -> list[RankEffect]:
+        self.suspect_since = None
+        self._heard_at = now
+        out: list[RankEffect] = []
+        while self._pending:
+            seq, payload = self._pending.popleft()
+            out += self._feed(LiveBatch(seq, payload), now)
+        return out
+
+    def _start_probe(self, now: float) -> list[RankEffect]:
+        self._heard_at = now
+        if not self.source.replay or self._probe is not None or self._fetch is not None:
+            return []
+        self._ticket += 1
+        self._probe = self._ticket
+        self.counters.probes += 1
+        return [Ask(self.machine.last + 1, self._ticket)]
+
+    def _name(self, incarnation: str, now: float) -> None:
+        """Begin an incarnation. A name that stood for something else already would hide the change."""
+        taken = self.previous.rpartition(".")[0] == self.base and self.previous != incarnation
+        number = max(1, round(now * 1000))
+        while taken or incarnation in self._used:
+            taken = False
+            incarnation = f"{self.base}.{number}"
+            number += 1
+        self._used.add(incarnation)
+        self.incarnation = incarnation
+
+    def _feed(self, event: StreamEvent, now: float) -> list[RankEffect]:
+        out: list[RankEffect] = []
+        waiting: deque[StreamEvent] = deque([event])
+        while waiting:
+            current = waiting.popleft()
+            for effect in self.machine.handle(current, now):
+                match effect:
+                    case Deliver():
+                        out.append(Forward(effect.seq, effect.payload, self.incarnation, effect.first))
+                    case Clear():
+                        if not isinstance(current, Restarted):
+                            self._name(f"{self.base}.{max(1, round(now * 1000))}", now)
+                        out.append(Forget(effect.reason))
+                    case Fetch():
+                        if self.source.replay:
+                            self._ticket += 1
+                            self._fetch = (self._ticket, effect.token)
+                            self._probe = None
+                            out.append(Ask(effect.from_seq, self._ticket))
+                        else:
+                            waiting.append(FetchFailed(effect.token, _NO_REPLAY, retry=False))
+                    case StateChanged():
+                        pass
+        return out

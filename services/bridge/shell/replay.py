@@ -1,0 +1,58 @@
+"""Asks an engine's ROUTER socket for what it published before (spec: engine-events §2.5).
+
+A DEALER sends ``["", start]`` (start: 8 bytes big-endian); the engine answers one message per batch and an end mark,
+in one of two framings, which `kvcore.replay` tells apart. An engine that forgot ``start`` begins later, without a
+word: the caller compares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+
+from kvcore.errors import BadReplayError
+from kvcore.replay import ReplayBatch, parse_reply, request_frames
+
+MAX_BATCHES = 200_000
+"""Batches that one replay may bring; an engine keeps 10,000 unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came. ``problem``: why the end mark did not (``replay_timeout``, ``bad_replay``, ``replay_too_large``)."""
+
+    batches: tuple[tuple[int, bytes], ...]
+    problem: str | None = None
+
+
+async def fetch_replay(context: zmq.asyncio.Context, endpoint: str, start: int, timeout_s: float) -> Replayed:
+    """Everything from sequence ``start`` on, within ``timeout_s`` in all."""
+    batches: list[tuple[int, bytes]] = []
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.RCVHWM, 0)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            return Replayed((), f"bad_endpoint: {error}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await socket.send_multipart(request_frames(start))
+                while True:
+                    reply = parse_reply(await socket.recv_multipart())
+                    if not isinstance(reply, ReplayBatch):
+                        return Replayed(tuple(batches))
+                    batches.append((reply.seq, reply.payload))
+                    if len(batches) > MAX_BATCHES:
+                        return Replayed(tuple(batches), "replay_too_large")
+        except TimeoutError:
+            return Replayed(tuple(batches), "replay_timeout")
+        except BadReplayError:
+            return Replayed(tuple(batches), "bad_replay")
+    finally:
+        socket.close()

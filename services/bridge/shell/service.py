@@ -1,0 +1,298 @@
+"""The bridge as `bus.service.run_service` runs it: sockets and clocks around the core, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+
+import zmq.asyncio
+from prometheus_client import REGISTRY
+
+from bus import subjects
+from bus.errors import BusError, PayloadTooLargeError
+from bus.interface import Bus, BusMessage, Endpoint, KeyValue, ServedEndpoints
+from bus.log import EventLog
+from bus.service import package_version
+from bus.tasks import Tasks
+from schemas.base import BadMessageError, from_json
+from schemas.worker import WorkerState
+from services.bridge.config import BridgeSettings
+from services.bridge.core import BridgeCore
+from services.bridge.effects import (
+    BridgeEffect,
+    Discover,
+    FetchReplay,
+    Publish,
+    PutWorker,
+    Say,
+    ScrapeNow,
+    Subscribe,
+)
+from services.bridge.endpoints import RankSource, host_of
+from services.bridge.engine import Sight
+from services.bridge.errors import BadEndpointError, ScrapeError
+from services.bridge.events import (
+    Beat,
+    BridgeEvent,
+    HintReceived,
+    ReplayAnswered,
+    Scraped,
+    ScrapeFailed,
+    SocketsOpened,
+    SourcesFound,
+    Stopping,
+    SubscriberEvent,
+)
+from services.bridge.shell.metrics import BridgeCollector
+from services.bridge.shell.replay import fetch_replay
+from services.bridge.shell.scraper import EngineScraper
+from services.bridge.shell.snapshots import SnapshotDesk
+from services.bridge.shell.subscriber import EventSubscriber
+
+log = EventLog(__name__)
+
+SIGHT_EVERY_S = 30.0
+"""How often models and version are asked again while the engine's process stays the same (adapters come and go)."""
+
+SOCKET_RETRY_S = 2.0
+
+
+class BridgeService:
+    """One engine's bridge."""
+
+    def __init__(self, settings: BridgeSettings, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._scraper = EngineScraper(settings.engine_url, settings.scrape_timeout_s, settings.engine_api_key)
+        self._context = zmq.asyncio.Context()
+        self._subscriber: EventSubscriber | None = None
+        self._sources: tuple[RankSource, ...] = ()
+        self._sources_changed = asyncio.Event()
+        self._replays: dict[int, asyncio.Task[None]] = {}
+        self._scrape_now = asyncio.Event()
+        self._discover = False
+        self._entry: bytes | None = None
+        self._entry_changed = asyncio.Event()
+        self._sight_at = float("-inf")
+        self._started_at: float | None = None
+        self._stopped = False
+
+    async def start(self, bus: Bus, tasks: Tasks) -> None:
+        """Serve, subscribe, and start asking the engine. The engine need not be there yet."""
+        settings = self._settings
+        self._bus = bus
+        self._tasks = tasks
+        self._registry = await bus.key_value(subjects.BUCKET_WORKERS)
+        previous = await _previous_incarnations(self._registry, settings.worker_id)
+        epoch = round(self._clock() * 1000)
+        self.core = BridgeCore(settings, epoch, bus.max_payload, previous)
+        self._collector = BridgeCollector(self.core, lambda: self._subscriber)
+        REGISTRY.register(self._collector)
+        objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+        self._desk = SnapshotDesk(bus, objects, self.core.worker, self.core.snapshot, self.core.marks)
+        self._served: ServedEndpoints = await bus.serve(
+            "tidegate-bridge",
+            package_version(),
+            "Makes an engine a citizen of the bus: its facts, its KV event stream, snapshots of its index",
+            [
+                Endpoint("snapshot", subjects.kv_snapshot(self.core.worker), self._desk.asked, queue=""),
+                Endpoint("hint", subjects.hint(self.core.worker), self._hint, queue=""),
+            ],
+            {"instance": settings.instance, "worker": self.core.worker, "engine": settings.engine_url},
+        )
+        for name, coroutine in self._loops():
+            tasks.start(name, coroutine)
+        if configured := settings.sources():
+            self._handle(SourcesFound(configured))
+
+    def _loops(self) -> list[tuple[str, Coroutine[None, None, None]]]:
+        return [
+            ("sockets", self._keep_sockets()),
+            ("scrape", self._scrape()),
+            ("beat", self._beat()),
+            ("registry", self._register()),
+            ("snapshots", self._desk.serve()),
+        ]
+
+    def not_ready(self) -> str | None:
+        """The engine's health, unless it is ready."""
+        health, reason = self.core.health()
+        return None if health == "ready" else f"{health}: {reason}"
+
+    async def stop(self, timeout_s: float) -> None:
+        """Say `left`, once, as the last fact; then close the sockets."""
+        self._handle(Stopping("stopped"))
+        self._stopped = True
+        await self._served.stop()
+        if self._subscriber is not None:
+            await self._subscriber.stop()
+            self._subscriber = None
+        for task in self._replays.values():
+            task.cancel()
+        await asyncio.gather(*self._replays.values(), return_exceptions=True)
+        self._context.destroy(linger=0)
+        await self._scraper.close()
+        REGISTRY.unregister(self._collector)
+        try:
+            await self._bus.flush(min(2.0, timeout_s))
+            if self._entry is not None:
+                await self._registry.put(subjects.encode_id(self.core.worker), self._entry)
+        except BusError as error:
+            log.warning("leave_unsaid", worker=self.core.worker, reason=error.reason)
+
+    # In and out of the core
+
+    def _handle(self, event: BridgeEvent) -> None:
+        if not self._stopped:
+            self._perform(self.core.handle(event, self._clock()))
+
+    def _received(self, subscriber: EventSubscriber, events: Sequence[SubscriberEvent]) -> None:
+        if subscriber is not self._subscriber or self._sources_changed.is_set():
+            return  # of sockets that are being closed: their ranks may be others by now
+        for event in events:
+            self._handle(event)
+
+    def _hint(self, message: BusMessage) -> None:
+        self._handle(HintReceived(message.payload))
+
+    def _perform(self, effects: list[BridgeEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Publish():
+                    self._publish(effect)
+                case FetchReplay():
+                    self._fetch(effect)
+                case PutWorker():
+                    self._entry = effect.payload
+                    self._entry_changed.set()
+                case ScrapeNow():
+                    self._scrape_now.set()
+                case Discover():
+                    self._discover = True
+                    self._scrape_now.set()
+                case Subscribe():
+                    self._sources = effect.sources
+                    self._sources_changed.set()
+                case Say():
+                    (log.warning if effect.warning else log.info)(effect.event, **effect.fields)
+
+    def _publish(self, effect: Publish) -> None:
+        try:
+            self._bus.publish(effect.subject, effect.payload, effect.headers or None)
+        except PayloadTooLargeError as error:
+            # Only the state of a worker with thousands of ranks could reach this; batches are cut into parts before.
+            log.warning("publish_refused", subject=effect.subject, reason=error.reason, size=error.size_bytes)
+
+    def _fetch(self, effect: FetchReplay) -> None:
+        running = self._replays.get(effect.rank)
+        if running is not None:
+            running.cancel()
+        self._replays[effect.rank] = self._tasks.start(f"replay-{effect.rank}", self._replay(effect))
+
+    async def _replay(self, effect: FetchReplay) -> None:
+        answer = await fetch_replay(self._context, effect.endpoint, effect.start, self._settings.replay_timeout_s)
+        self._handle(ReplayAnswered(effect.rank, effect.ticket, answer.batches, answer.problem))
+
+    # Loops
+
+    async def _keep_sockets(self) -> None:
+        """Open the sockets that the core wants now; where ZeroMQ refuses (a port is taken), try again later."""
+        while True:
+            await self._sources_changed.wait()
+            self._sources_changed.clear()
+            if self._subscriber is not None:
+                await self._subscriber.stop()
+                self._subscriber = None
+            if not self._sources:
+                continue
+            subscriber = EventSubscriber(self._sources, self._received, self._settings.handover_limit)
+            try:
+                subscriber.start()
+            except BadEndpointError as error:
+                await subscriber.stop()
+                self._handle(SocketsOpened(str(error)))
+                await asyncio.sleep(SOCKET_RETRY_S)
+                self._sources_changed.set()
+                continue
+            self._subscriber = subscriber
+            self._handle(SocketsOpened())
+
+    async def _scrape(self) -> None:
+        while True:
+            self._scrape_now.clear()
+            asked_at = self._clock()
+            try:
+                self._handle(await self._look(asked_at))
+                if self._discover:
+                    self._discover = False
+                    self._handle(await self._find_sources())
+            except ScrapeError as error:
+                log.debug("scrape_failed", worker=self.core.worker, reason=error.reason, detail=str(error))
+                self._handle(ScrapeFailed(asked_at, error.reason))
+            try:
+                async with asyncio.timeout(self._settings.scrape_interval_s):
+                    await self._scrape_now.wait()
+            except TimeoutError:
+                continue
+
+    async def _look(self, asked_at: float) -> Scraped:
+        """Metrics every time; models and version for a new process, and now and then. Raises `ScrapeError`."""
+        metrics = await self._scraper.metrics()
+        started_at = metrics.started_at if metrics is not None else None
+        sight: Sight | None = None
+        if started_at != self._started_at or asked_at - self._sight_at >= SIGHT_EVERY_S or not self._seen:
+            models = await self._scraper.models()
+            sight = Sight(models, await self._scraper.version(), await self._scraper.server_info())
+            self._sight_at = asked_at
+            self._started_at = started_at
+        elif metrics is None:
+            await self._scraper.models()
+        return Scraped(asked_at, metrics, sight)
+
+    @property
+    def _seen(self) -> bool:
+        return self.core.engine.sight is not None
+
+    async def _find_sources(self) -> SourcesFound:
+        try:
+            return SourcesFound(await self._scraper.sources(host_of(self._settings.engine_url)))
+        except ScrapeError:
+            self._discover = True
+            raise
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            self._handle(Beat())
+            due = max(due + self._settings.heartbeat_interval_s, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def _register(self) -> None:
+        """Keep the worker's entry in the registry bucket; a bus that is away gets the newest one later."""
+        key = subjects.encode_id(self.core.worker)
+        while True:
+            await self._entry_changed.wait()
+            self._entry_changed.clear()
+            if self._entry is None:
+                continue
+            try:
+                await self._registry.put(key, self._entry)
+            except BusError as error:
+                log.warning("registry_unreachable", worker=self.core.worker, reason=error.reason)
+                await asyncio.sleep(self._settings.heartbeat_interval_s)
+                self._entry_changed.set()
+
+
+async def _previous_incarnations(registry: KeyValue, worker: str) -> dict[int, str]:
+    """What an earlier bridge of this worker called each rank's stream last."""
+    entry = await registry.get(subjects.encode_id(worker))
+    if entry is None or entry.value is None:
+        return {}
+    try:
+        state = from_json(entry.value, WorkerState)
+    except BadMessageError as error:
+        log.warning("registry_entry_unreadable", worker=worker, reason=error.reason)
+        return {}
+    return {stream.rank: stream.incarnation for stream in state.streams}

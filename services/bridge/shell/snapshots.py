@@ -1,0 +1,91 @@
+"""Answers ``tg.v1.kv.snapshot.<worker>``: the index's dump into the object store, its place and marks to the asker.
+
+Askers who come while a dump is being written are answered together by the next one, and an unchanged index is not
+written again. Dumps go round through `SLOTS` keys, so that one is not overwritten while somebody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from bus import subjects
+from bus.errors import BusError
+from bus.interface import Bus, BusMessage, ObjectStore
+from bus.log import EventLog
+from schemas.base import to_json
+from schemas.kv import RankMark, SnapshotReply
+
+log = EventLog(__name__)
+
+SLOTS = 4
+MAX_WAITING = 256
+
+Dump = Callable[[], tuple[bytes, tuple[RankMark, ...]]]
+
+
+class SnapshotDesk:
+    """``dump`` gives the index as it is now, and its marks."""
+
+    def __init__(
+        self, bus: Bus, objects: ObjectStore, worker: str, dump: Dump, marks: Callable[[], tuple[RankMark, ...]]
+    ) -> None:
+        self._bus = bus
+        self._objects = objects
+        self._worker = worker
+        self._dump = dump
+        self._marks = marks
+        self._waiting: deque[str] = deque()
+        self._asked = asyncio.Event()
+        self._slot = 0
+        self._last: SnapshotReply | None = None
+        self.written = 0
+        self.refused = 0
+
+    def asked(self, message: BusMessage) -> None:
+        """One question. Beyond the bound it is refused, and the asker comes back later."""
+        if len(self._waiting) >= MAX_WAITING:
+            self.refused += 1
+            self._reply([message.reply], SnapshotReply(worker=self._worker, error="too_many_askers"))
+            return
+        self._waiting.append(message.reply)
+        self._asked.set()
+
+    async def serve(self) -> None:
+        """Answer for ever; ends by being cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            askers = list(self._waiting)
+            self._waiting.clear()
+            if askers:
+                self._reply(askers, await self._answer())
+
+    async def _answer(self) -> SnapshotReply:
+        marks = self._marks()
+        if self._last is not None and self._last.marks == marks:
+            return self._last
+        dump, marks = self._dump()
+        self._slot = (self._slot + 1) % SLOTS
+        key = f"{subjects.encode_id(self._worker)}.{self._slot}"
+        try:
+            await self._objects.put(key, dump)
+        except BusError as error:
+            log.warning("snapshot_not_written", worker=self._worker, reason=error.reason, size=len(dump))
+            return SnapshotReply(worker=self._worker, error=error.reason)
+        self.written += 1
+        self._last = SnapshotReply(
+            worker=self._worker,
+            bucket=subjects.OBJECTS_SNAPSHOTS,
+            key=key,
+            size_bytes=len(dump),
+            marks=marks,
+        )
+        return self._last
+
+    def _reply(self, askers: list[str], reply: SnapshotReply) -> None:
+        payload = to_json(reply)
+        for asker in askers:
+            if asker:
+                self._bus.publish(asker, payload)

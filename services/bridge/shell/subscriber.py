@@ -1,0 +1,196 @@
+"""The thread that polls an engine's PUB sockets.
+
+It polls all the time, because a SUB whose owner sleeps through an engine's restart re-sends its subscription only at
+its next poll and loses what was published before (spec: engine-events §2.5). It hands over what it drained (at most
+`DRAIN_LIMIT` messages a turn) with one call into the event loop, through a bounded queue. What the queue cannot take
+is dropped and counted; the hole in the sequence is noticed and replayed like any other.
+
+Data is drained before the sockets' monitors are read: a message of a restarted engine cannot arrive within the
+reconnect interval, so what was read before the note of a disconnect is of the old process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from bus.log import EventLog
+from services.bridge.endpoints import RankSource
+from services.bridge.errors import BadEndpointError
+from services.bridge.events import EngineBatch, EngineConnected, EngineDisconnected, SubscriberEvent
+
+log = EventLog(__name__)
+
+DRAIN_LIMIT = 256
+_POLL_MS = 500
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 1000
+_RECEIVE_HIGH_WATER = 100_000
+_DATA_FRAMES = 3
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+@dataclass(slots=True)
+class SubscriberCounters:
+    """Messages since the start. ``dropped``: the hand-over queue was full. ``malformed``: not topic, seq, payload."""
+
+    received: int = 0
+    dropped: int = 0
+    malformed: int = 0
+
+
+class EventSubscriber:
+    """One thread, one SUB socket per rank; ``deliver`` is called on the event loop with what came, in order."""
+
+    def __init__(
+        self,
+        sources: Sequence[RankSource],
+        deliver: Callable[[EventSubscriber, list[SubscriberEvent]], None],
+        handover_limit: int,
+    ) -> None:
+        self.counters = SubscriberCounters()
+        self._sources = tuple(sources)
+        self._deliver = deliver
+        self._limit = handover_limit
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[SubscriberEvent] = deque()
+        self._context = zmq.Context()
+        self._wake_address = f"inproc://stop-{id(self)}"
+        self._wake = self._context.socket(zmq.PAIR)
+        self._wake.bind(self._wake_address)
+        self._thread = threading.Thread(target=self._run, name="kv-subscriber", daemon=True)
+        self._sockets: list[tuple[RankSource, zmq.Socket[bytes], zmq.Socket[bytes]]] = []
+
+    @property
+    def depth(self) -> int:
+        """Messages handed over and not yet taken by the loop."""
+        return len(self._queue)
+
+    def start(self) -> None:
+        """Open the sockets and start polling. Raises `BadEndpointError` when ZeroMQ refuses an endpoint."""
+        try:
+            for source in self._sources:
+                self._sockets.append(self._open(source))
+        except BadEndpointError:
+            self._close_sockets()
+            raise
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop the thread and close everything; nothing is delivered after it returns."""
+        if self._thread.is_alive():
+            self._wake.send(b"")
+            await self._loop.run_in_executor(None, self._thread.join)
+        else:
+            self._close_sockets()
+        self._wake.close(linger=0)
+        self._context.term()
+        self._queue.clear()
+
+    def _open(self, source: RankSource) -> tuple[RankSource, zmq.Socket[bytes], zmq.Socket[bytes]]:
+        subscriber = self._context.socket(zmq.SUB)
+        subscriber.set(zmq.RCVHWM, _RECEIVE_HIGH_WATER)
+        subscriber.set(zmq.LINGER, 0)
+        subscriber.set(zmq.IPV6, 1)
+        subscriber.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        subscriber.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        subscriber.set(zmq.SUBSCRIBE, source.topic.encode())
+        monitor: zmq.Socket[bytes] = subscriber.get_monitor_socket(_MONITORED)
+        try:
+            if source.bind:
+                subscriber.bind(source.events)
+            else:
+                subscriber.connect(source.events)
+        except zmq.ZMQError as error:
+            subscriber.disable_monitor()
+            subscriber.close()
+            raise BadEndpointError(source.events, str(error)) from error
+        return source, subscriber, monitor
+
+    def _close_sockets(self) -> None:
+        for _, subscriber, _ in self._sockets:
+            subscriber.disable_monitor()
+            subscriber.close()
+        self._sockets.clear()
+
+    # Everything below runs in the thread.
+
+    def _run(self) -> None:
+        wake = self._context.socket(zmq.PAIR)
+        wake.connect(self._wake_address)
+        poller = zmq.Poller()
+        poller.register(wake, zmq.POLLIN)
+        for _, subscriber, monitor in self._sockets:
+            poller.register(subscriber, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll(_POLL_MS))
+                if wake in ready:
+                    return
+                drained: list[SubscriberEvent] = []
+                for source, subscriber, monitor in self._sockets:
+                    more = subscriber in ready and self._drain(source, subscriber, drained)
+                    if monitor in ready and not more:
+                        self._read_monitor(source, monitor, drained)
+                if drained:
+                    self._hand_over(drained)
+        finally:
+            wake.close(linger=0)
+            self._close_sockets()
+
+    def _drain(self, source: RankSource, subscriber: zmq.Socket[bytes], drained: list[SubscriberEvent]) -> bool:
+        """Read what waits, within the turn's bound; whether the bound was reached."""
+        for _ in range(DRAIN_LIMIT):
+            try:
+                frames = subscriber.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self.counters.received += 1
+            if len(frames) != _DATA_FRAMES or len(frames[1]) != 8:
+                self.counters.malformed += 1
+                continue
+            drained.append(EngineBatch(source.rank, int.from_bytes(frames[1], "big"), frames[2]))
+        return True
+
+    def _read_monitor(self, source: RankSource, monitor: zmq.Socket[bytes], drained: list[SubscriberEvent]) -> None:
+        while True:
+            try:
+                frames = monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                drained.append(EngineDisconnected(source.rank))
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                drained.append(EngineConnected(source.rank))
+
+    def _hand_over(self, drained: list[SubscriberEvent]) -> None:
+        room = self._limit - len(self._queue)
+        if len(drained) > room:
+            # Notes about the connection are few and must not be lost; batches can be replayed.
+            kept = [event for event in drained if not isinstance(event, EngineBatch)]
+            batches = [event for event in drained if isinstance(event, EngineBatch)]
+            self.counters.dropped += len(batches) - max(0, room)
+            drained = batches[: max(0, room)] + kept
+        self._queue.extend(drained)
+        try:
+            self._loop.call_soon_threadsafe(self._take)
+        except RuntimeError:
+            # The loop is closed: the process is on its way out and nobody will read the queue.
+            log.debug("kv_events_after_close", waiting=len(self._queue))
+
+    # On the loop.
+
+    def _take(self) -> None:
+        taken = []
+        while self._queue:
+            taken.append(self._queue.popleft())
+        if taken:
+            self._deliver(self, taken)

@@ -1,0 +1,58 @@
+"""Settings of an indexer (section ``indexer``)."""
+
+from __future__ import annotations
+
+from bus.errors import SettingsError
+from bus.settings import CommonSettings
+
+
+class IndexerSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One indexer: a complete index of every worker, so any number may run side by side.
+
+    ``max_blocks``: bound of the index over all sources, in (source, tier, block) entries. ``worker_lost_s``: silence
+    after which a worker is removed. ``hold_limit``: batches kept per source while its hole is being filled.
+    ``snapshot_*``: the question to a bridge, its deadline and the pauses between tries. ``sessions`` and
+    ``session_bytes`` bound the session table. ``parity_*`` and ``silent_requests``: see `services.indexer.parity`.
+    """
+
+    max_blocks: int = 8_000_000
+    worker_lost_s: float = 5.0
+    hold_limit: int = 16_384
+    snapshot_timeout_s: float = 5.0
+    snapshot_retry_s: float = 0.2
+    snapshot_retry_max_s: float = 5.0
+    snapshots_at_once: int = 4
+    sessions: int = 16_384
+    session_bytes: int = 64 * 1024 * 1024
+    parity_window: int = 32
+    parity_min_requests: int = 8
+    parity_alarm_ratio: float = 0.25
+    parity_floor_tokens: int = 32
+    silent_requests: int = 16
+
+    def __post_init__(self) -> None:
+        """Cross-field rules. Raises `SettingsError`."""
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise SettingsError(name, "must be positive")
+        if self.snapshot_retry_max_s < self.snapshot_retry_s:
+            raise SettingsError("snapshot_retry_max_s", "must not be below snapshot_retry_s")
+        if self.parity_min_requests > self.parity_window:
+            raise SettingsError("parity_min_requests", "must not exceed parity_window")
+        if not 0 < self.parity_alarm_ratio <= 1:
+            raise SettingsError("parity_alarm_ratio", "must be above 0 and at most 1")
+
+
+_POSITIVE = (
+    "max_blocks",
+    "worker_lost_s",
+    "hold_limit",
+    "snapshot_timeout_s",
+    "snapshot_retry_s",
+    "snapshots_at_once",
+    "sessions",
+    "session_bytes",
+    "parity_window",
+    "parity_min_requests",
+    "silent_requests",
+)

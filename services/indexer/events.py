@@ -1,0 +1,69 @@
+"""What happens to an indexer: batches, facts about workers and requests, and snapshots that it asked for.
+
+Questions (`core.match`, `core.session`) are answered by a direct call: they are the hot path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.decision import Decision
+from schemas.kv import KvHeaders, RankMark
+from schemas.request import RequestEnd
+from schemas.worker import WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceived:
+    """One message of ``tg.v1.kv.<worker>.<rank>``, whole or a part."""
+
+    headers: KvHeaders
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A heartbeat of a bridge."""
+
+    state: WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReceived:
+    """A bridge's dump, fetched from the object store."""
+
+    worker: str
+    ticket: int
+    marks: tuple[RankMark, ...]
+    dump: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """The question or the fetch failed; ``reason`` as in the error raised."""
+
+    worker: str
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSeen:
+    """A turn was placed."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request ended; carries predicted and reported cached tokens."""
+
+    end: RequestEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes: silent workers are lost, postponed snapshots are asked for. Several times a second."""
+
+
+IndexerEvent = BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | DecisionSeen | RequestEnded | Tick

@@ -1,0 +1,165 @@
+"""``tail`` and ``doctor`` over a real bus, without the rest of a system."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.nats import NatsBus, connect
+from bus.subjects import trace
+from schemas.base import to_json
+from schemas.session import SessionKey
+from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
+from tests.support.nats import NatsServer
+from tests.support.processes import HelperProcess, start_process
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[NatsBus]:
+    bus = await connect(server.url, name="test", timeout_s=10)
+    yield bus
+    await bus.close()
+
+
+@asynccontextmanager
+async def tidegate(directory: Path, *arguments: str) -> AsyncIterator[HelperProcess]:
+    process = await start_process([sys.executable, "-m", "tidegate", *arguments], directory, name=arguments[0])
+    try:
+        yield process
+    finally:
+        await process.close()
+
+
+def row(number: int, session: str, model: str = "m", worker: str = "w1") -> TraceRow:
+    return TraceRow(
+        event_type="request_end",
+        event_time_unix_ms=1_000 + number,
+        agent_context=AgentContext(session_id=session),
+        request=RequestMetrics(
+            request_id=f"r{number}", model=model, outcome="completed", worker=TracedWorker(worker=worker)
+        ),
+    )
+
+
+async def publish(bus: NatsBus, *rows: TraceRow) -> None:
+    for item in rows:
+        assert item.request is not None
+        assert item.agent_context is not None
+        key = SessionKey(root=item.agent_context.session_id).text()
+        subject = trace("request_end", item.request.model or "", key)
+        await bus.publish_row(subject, to_json(item), message_id=item.request.request_id)
+
+
+def shown(process: HelperProcess) -> list[str]:
+    return [json.loads(line)["request"]["request_id"] for line in process.stdout.splitlines()]
+
+
+ROWS = (row(0, "a"), row(1, "b", worker="w2"), row(2, "a", model="other model"), row(3, "b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ["r0", "r1", "r2", "r3"]),
+        (("--session", "a"), ["r0", "r2"]),
+        (("--worker", "w2"), ["r1"]),
+        (("--model", "other model"), ["r2"]),
+        (("--session", "b", "--worker", "w1"), ["r3"]),
+    ],
+)
+async def test_tail_filters(
+    options: tuple[str, ...], expected: list[str], server: NatsServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    """By session, model (any characters) and worker; bare rows; --count ends it with code 0."""
+    await publish(bus, *ROWS)
+    count = ("--count", str(len(expected)))
+    arguments = ("tail", "--json", "--from-start", "--nats", server.url, *options, *count)
+    async with tidegate(tmp_path, *arguments) as process:
+        assert await process.wait() == 0
+        assert shown(process) == expected
+        assert process.stdout.splitlines()[0].encode() in {to_json(item) for item in ROWS}
+
+
+async def test_tail_follows_and_ends_cleanly_on_ctrl_c(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+    """Rows published while it runs are shown; SIGINT ends it with code 0 and no traceback."""
+    async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", server.url) as process:
+        await publish(bus, ROWS[0])
+        await process.wait_for(lambda: len(process.stdout.splitlines()) == 1)
+        await publish(bus, *ROWS[1:])
+        await process.wait_for(lambda: len(process.stdout.splitlines()) == 4)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 0
+        assert shown(process) == ["r0", "r1", "r2", "r3"]
+        assert process.stderr == ""
+
+
+async def test_tail_into_a_closed_pipe_ends_quietly(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+    """`tidegate tail | head -1` is how people use it."""
+    await publish(bus, *ROWS)
+    program = f"{sys.executable} -m tidegate tail --json --from-start --nats {server.url} | head -1"
+    process = await start_process(["/bin/bash", "-o", "pipefail", "-c", program], tmp_path, name="pipe")
+    try:
+        publishing = asyncio.ensure_future(keep_publishing(bus))
+        await process.wait()
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        assert shown(process) == ["r0"]
+        assert process.stderr == ""
+    finally:
+        await process.close()
+
+
+async def keep_publishing(bus: NatsBus) -> None:
+    """More rows, so that the tail notices that nobody reads."""
+    for number in range(100, 1000):
+        await publish(bus, row(number, "more"))
+        await asyncio.sleep(0.05)
+
+
+async def test_without_a_bus_the_commands_say_what_to_do(tmp_path: Path) -> None:
+    """One sentence, code 1, no traceback."""
+    async with tidegate(tmp_path, "tail", "--nats", "nats://127.0.0.1:9") as process:
+        assert await process.wait() == 1
+        assert process.stderr.startswith("tidegate: no bus answers at nats://127.0.0.1:9")
+        assert "tidegate up" in process.stderr
+        assert len(process.stderr.splitlines()) == 1
+    async with tidegate(tmp_path, "doctor", "--json", "--nats", "nats://127.0.0.1:9") as process:
+        assert await process.wait() == 1
+        (check,) = json.loads(process.stdout)["checks"]
+        assert (check["name"], check["verdict"]) == ("bus", "failed")
+        assert "tidegate up" in check["fix"]
+
+
+async def test_the_doctor_names_what_is_missing_on_a_bare_bus(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+    """A bus and nothing else: no stream, no front door, no worker; each with what to do about it."""
+    async with tidegate(tmp_path, "doctor", "--json", "--nats", server.url) as process:
+        assert await process.wait() == 1
+        checks = {check["name"]: check for check in json.loads(process.stdout)["checks"]}
+    assert checks["bus"]["verdict"] == "ok"
+    for name in ("trace stream", "service ingress", "service bridge", "workers"):
+        assert checks[name]["verdict"] == "failed"
+        assert checks[name]["fix"]
+    assert checks["service recorder"]["verdict"] == "warning"
+
+
+async def test_the_doctor_speaks_to_people(server: NatsServer, tmp_path: Path) -> None:
+    """A table with a fix under what is not well, without colour codes where it is no terminal."""
+    async with tidegate(tmp_path, "doctor", "--nats", server.url) as process:
+        assert await process.wait() == 1
+        assert "-> " in process.stdout
+        assert "something must be fixed" in process.stdout
+        assert "\x1b" not in process.stdout

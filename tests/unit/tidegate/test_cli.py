@@ -1,0 +1,87 @@
+"""The command line without a system: help, wrong use, where the bus is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli import COMMANDS, main
+from tidegate.errors import PortTakenError
+from tidegate.locate import USUAL_URL, locate
+from tidegate.supervisor.ports import PortPicker, is_free
+from tidegate.supervisor.state import EngineState, SystemState, read_state, remove_state, write_state
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help ends with 0 and shows how the command is used."""
+    assert main([command, "--help"]) == 0
+    assert f"tidegate {command}" in capsys.readouterr().out.split("Examples:")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "No such command"),
+        (["up", "--port", "70000"], "--port"),
+        (["up", "--engine", "host:8000"], "write http://HOST:PORT"),
+        (["tail", "--count", "0"], "--count"),
+        (["demo", "--model", "m"], "go with --url"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option is named; no traceback."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_wrong_setting_in_a_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown key of [up] ends with code 2 and the key's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tidegate.toml").write_text("[up]\nenginess = 3\n")
+    assert main(["up", "--config", "tidegate.toml"]) == 2
+    assert "enginess" in capsys.readouterr().err
+
+
+def test_the_bus_is_looked_for_in_order(tmp_path: Path) -> None:
+    """The option, the environment, the running system, the usual address."""
+    assert locate(None, tmp_path, {}).nats_url == USUAL_URL
+    state = SystemState(
+        pid=1,
+        url="http://127.0.0.1:8080",
+        nats_url="nats://127.0.0.1:4333",
+        model="m",
+        workdir=str(tmp_path),
+        traces="t",
+        logs="l",
+        engines=(EngineState(url="http://127.0.0.1:8101", worker="engine-1", simulated=True),),
+        health={"ingress": "http://127.0.0.1:9101/readyz"},
+    )
+    write_state(tmp_path, state)
+    assert read_state(tmp_path) == state
+    found = locate(None, tmp_path, {})
+    assert (found.nats_url, found.state) == ("nats://127.0.0.1:4333", state)
+    by_environment = locate(None, tmp_path, {"TIDEGATE_NATS_URL": "nats://far:4222"})
+    assert (by_environment.nats_url, by_environment.state) == ("nats://far:4222", None)
+    by_option = locate("nats://127.0.0.1:4333", tmp_path, {"TIDEGATE_NATS_URL": "nats://far:4222"})
+    assert (by_option.source, by_option.state) == ("--nats", state)
+    remove_state(tmp_path)
+    remove_state(tmp_path)
+    assert read_state(tmp_path) is None
+
+
+def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
+    """A restarted child finds its port free; a taken one is refused naming the option."""
+    picker = PortPicker()
+    ports = [picker.pick() for _ in range(20)]
+    assert len(set(ports)) == 20
+    assert all(is_free("127.0.0.1", port) for port in ports)
+    with pytest.raises(PortTakenError, match=f"port {ports[0]} .* --port"):
+        picker.exactly(ports[0], "--port")
+    assert picker.pick(preferred=ports[0]) != ports[0]

@@ -1,0 +1,123 @@
+"""Which processes make a system, and how they are called."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from bus.settings import CommonSettings, load_settings, parse_overrides
+from load.engine.config import EngineSettings
+from services.admission.config import AdmissionSettings
+from services.bridge.config import BridgeSettings
+from services.hints.config import HintsSettings
+from services.indexer.config import IndexerSettings
+from services.ingress.config import IngressSettings
+from services.recorder.config import RecorderSettings
+from tidegate.errors import WrongUseError
+from tidegate.supervisor.engines import EngineAddress, parse_engine
+from tidegate.supervisor.layout import ChildSpec, Ports, Simulated, Stage, SystemPlan, children, service_names
+
+SETTINGS: dict[str, type[CommonSettings]] = {
+    "engine": EngineSettings,
+    "admission": AdmissionSettings,
+    "bridge": BridgeSettings,
+    "hints": HintsSettings,
+    "indexer": IndexerSettings,
+    "ingress": IngressSettings,
+    "recorder": RecorderSettings,
+}
+
+
+def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus: bool = True) -> SystemPlan:
+    names = service_names(simulated, len(engines))
+    return SystemPlan(
+        python="python",
+        host="127.0.0.1",
+        model="sim-8b",
+        ports=Ports(8080, 4222, 8222, {name: 9101 + place for place, name in enumerate(names)}),
+        traces=Path("/work/traces"),
+        nats_url="nats://127.0.0.1:4222",
+        nats_command=("nats-server",) if own_bus else None,
+        simulated=tuple(Simulated(f"engine-{n}", 8100 + n, 5000 + n, 6000 + n) for n in range(1, simulated + 1)),
+        engines=engines,
+        tokenizers={"sim-8b": "/assets"},
+    )
+
+
+def overrides(spec: ChildSpec) -> dict[str, str]:
+    marks = [place for place, word in enumerate(spec.command) if word == "--set"]
+    return parse_overrides(spec.command[place + 1] for place in marks)
+
+
+def section(spec: ChildSpec) -> str:
+    return spec.command[spec.command.index("-m") + 1].split(".")[1]
+
+
+def test_every_child_can_be_started_with_its_settings() -> None:
+    """Each command names a module that exists and settings that its own section accepts."""
+    engine = EngineAddress("http://10.0.0.1:8000", ("tcp://10.0.0.1:5557",), ("tcp://10.0.0.1:5558",))
+    for spec in children(plan_of(engines=(engine,))):
+        if spec.stage is Stage.BUS:
+            continue
+        module = spec.command[spec.command.index("-m") + 1]
+        assert importlib.util.find_spec(f"{module}.__main__") is not None, module
+        settings = load_settings(section(spec), SETTINGS[section(spec)], environ={}, overrides=overrides(spec))
+        assert str(settings.http_port) in spec.ready_url
+
+
+def test_a_system_of_two_simulated_engines() -> None:
+    """The bus first, then engines; one bridge for each engine; names are unique."""
+    specs = children(plan_of())
+    names = [spec.name for spec in specs]
+    assert names[:3] == ["nats", "engine-1", "engine-2"]
+    assert sorted(names[3:]) == ["admission", "bridge-1", "bridge-2", "hints", "indexer", "ingress", "recorder"]
+    bridge = overrides(specs[names.index("bridge-2")])
+    engine = overrides(specs[names.index("engine-2")])
+    assert bridge["engine_url"] == f"http://127.0.0.1:{engine['http_port']}"
+    assert json.loads(bridge["kv_events"]) == [engine["kv_events_endpoint"]]
+    assert json.loads(bridge["kv_replay"]) == [engine["replay_endpoint"]]
+
+
+def test_stages_stop_who_feeds_before_who_is_fed() -> None:
+    """ingress, then admission and hints, then bridges, indexer, recorder, engines, and the bus last."""
+    specs = sorted(children(plan_of()), key=lambda spec: spec.stage)
+    order = [spec.name.split("-")[0] for spec in specs]
+    assert order == [
+        "ingress", "admission", "hints", "bridge", "bridge", "indexer", "recorder", "engine", "engine", "nats",
+    ]  # fmt: skip
+
+
+def test_real_engines_and_somebody_elses_bus_are_not_started() -> None:
+    """With --engine and --nats only our services run."""
+    engine = EngineAddress("http://10.0.0.1:8000")
+    specs = children(plan_of(simulated=0, engines=(engine,), own_bus=False))
+    assert {spec.stage for spec in specs}.isdisjoint({Stage.BUS, Stage.ENGINE})
+    assert "kv_events" not in overrides(next(spec for spec in specs if spec.name == "bridge-1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://h:8000", EngineAddress("http://h:8000")),
+        ("http://h:8000=tcp://h:5557", EngineAddress("http://h:8000", ("tcp://h:5557",))),
+        (
+            "http://h:8000=tcp://h:5557,tcp://h:5558,replay=tcp://h:6557,replay=tcp://h:6558",
+            EngineAddress("http://h:8000", ("tcp://h:5557", "tcp://h:5558"), ("tcp://h:6557", "tcp://h:6558")),
+        ),
+    ],
+)
+def test_a_real_engine_is_read(text: str, address: EngineAddress) -> None:
+    """URL, event endpoints by rank, replay endpoints by rank."""
+    assert parse_engine(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h:8000", "tcp://h:5557", "http://", "http://h=", "http://h=5557", "http://h=replay=tcp://h:1"]
+)
+def test_a_bad_engine_is_refused_with_the_form_that_is_wanted(text: str) -> None:
+    """The message shows what to write."""
+    with pytest.raises(WrongUseError, match="write http://HOST:PORT"):
+        parse_engine(text)

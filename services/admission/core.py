@@ -133,6 +133,7 @@ class Core:
         if not connected or not self._connected or now - self._ticked > DEAF_S:
             self.state.requests.forgive(now)
             self.state.fleet.forgive(now)
+            self.state.ledger.renew_all(now + self.state.settings.grant_ttl_s)
         self._connected, self._ticked = connected, now
         effects = self._follower.silent_workers(now)
         effects += self._follower.lost_ingresses(now)

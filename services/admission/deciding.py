@@ -326,7 +326,10 @@ class Deciding:
             return self._scored(ask, IndexView.blind("no_chain"), now)
         salts = {worker.state.profile.salt_rule for worker in self._state.fleet.serving(request.model)}
         question = MatchRequest(
-            model=request.model, block_size=request.block_size, chain=request.chain, session=request.identity.key
+            model=request.model,
+            block_size=request.block_size,
+            chain=request.chain,
+            session=request.identity.key if request.kind in MOVES_SESSION else None,
         )
         if len(salts) == 1:
             question = msgspec.structs.replace(question, salt_rule=salts.pop())
@@ -354,7 +357,7 @@ class Deciding:
             identity=request.identity,
             candidates=placement.candidates,
             choice=placement.choice,
-            deadline_ms=settings.route_policy_deadline_ms,
+            deadline_ms=int(now * 1000) + settings.route_policy_deadline_ms,
             kind=request.kind,
             input_tokens=request.input_tokens,
             previous_worker=self._previous_worker(request),

@@ -14,7 +14,7 @@ from schemas.worker import WorkerState
 from services.admission.deciding import DEFAULT_BLOCK_SIZE, Deciding, placed
 from services.admission.effects import Effect, Publish, WriteRow
 from services.admission.grants import OpenGrant
-from services.admission.lost import lost_row
+from services.admission.lost import OUTCOME, lost_row
 from services.admission.requests import IngressEpoch, RequestRecord
 from services.admission.state import AdmissionState
 
@@ -101,7 +101,8 @@ class Follower:
         requests = self._state.requests
         if requests.is_over(fact.request_id):
             return []
-        requests.heard(fact.source, fact.epoch, now)
+        if fact.outcome != OUTCOME:  # that one is a leader's fact
+            requests.heard(fact.source, fact.epoch, now)
         record = requests.end(fact.request_id, now) or _from_end(fact, now)
         effects: list[Effect] = []
         if fact.worker is not None and not record.turn_open:
@@ -167,7 +168,7 @@ class Follower:
                 continue
             else:
                 for request_id in list(life.requests):
-                    self._forget(request_id, "ingress_lost", now)
+                    self._forget(request_id, OUTCOME, now)
             self._state.requests.bury(life)
         return effects + (self._deciding.pump_all(now) if effects else [])
 
@@ -184,7 +185,7 @@ class Follower:
             effects.append(
                 WriteRow(lost_row(record, reason, now), record.model, record.identity.key.text(), request_id)
             )
-            effects += self._finish(record, Usage(), "ingress_lost", now)
+            effects += self._finish(record, Usage(), OUTCOME, now)
         return effects
 
     # Time
@@ -232,7 +233,7 @@ class Follower:
 
     def _finish(self, record: RequestRecord, usage: Usage, reason: str, now: float) -> list[Effect]:
         self._deciding.over(record.request_id)
-        self._state.release(record.request_id, "end" if reason != "ingress_lost" else reason)
+        self._state.release(record.request_id, reason if reason == OUTCOME else "end")
         return self._state.turn_over(record, usage, reason, now)
 
     def _forget(self, request_id: str, why: str, now: float) -> list[Effect]:

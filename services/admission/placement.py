@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from schemas.decision import Candidate
 from schemas.index import MatchReply, SourceHealth, TierBlocks, WorkerMatch
-from services.admission.cost import CostWeights, Load, Prompt, cost, shared_run
+from services.admission.cost import CostWeights, Prompt, cost, shared_run
 from services.admission.grants import Ledger
 from services.admission.workers import Worker, load_of
 

@@ -155,6 +155,8 @@ class RequestTable:
         """We could not listen: count everybody's silence from now."""
         for life in self._epochs.values():
             life.seen = now
+        for record in self._records.values():
+            record.named = now
 
     def unnamed(self, since: float) -> list[RequestRecord]:
         """Requests that no fact has named after ``since`` (Unix seconds)."""

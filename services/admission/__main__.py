@@ -1,0 +1,12 @@
+"""Run the admission service alone: ``python -m services.admission``."""
+
+from __future__ import annotations
+
+import sys
+
+from bus.service import run_service
+from services.admission.config import AdmissionSettings
+from services.admission.shell import AdmissionService
+
+if __name__ == "__main__":
+    sys.exit(run_service("admission", AdmissionSettings, AdmissionService))

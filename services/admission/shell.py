@@ -1,0 +1,252 @@
+"""The admission service on the bus: facts and questions in, answers, facts and rows out. All judgement is `core`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from bus import subjects
+from bus.errors import BusError, BusTimeoutError, NoRespondersError
+from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints
+from bus.leadership import Leadership
+from bus.log import EventLog
+from bus.rows import RowPublisher
+from bus.service import package_version
+from bus.tasks import Tasks
+from schemas.admit import AdmitCancel, AdmitRequest
+from schemas.base import BadMessageError, from_json, from_msgpack, to_json, to_msgpack
+from schemas.decision import Decision
+from schemas.index import MatchReply
+from schemas.ingress import IngressState
+from schemas.policy import RouteAnswer
+from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
+from schemas.session import SessionFact
+from schemas.worker import WorkerState
+from services.admission.config import AdmissionSettings
+from services.admission.core import Core
+from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply, WriteRow
+from services.admission.events import (
+    Accepted,
+    AdmitAsked,
+    AdmitCancelled,
+    Decided,
+    Dispatched,
+    Ended,
+    Event,
+    FirstToken,
+    IngressStated,
+    LeadershipChanged,
+    MatchAnswered,
+    MatchFailed,
+    PolicyAnswered,
+    PolicyFailed,
+    Tick,
+    WorkerStated,
+)
+from services.admission.metrics import AdmissionMetrics
+
+log = EventLog(__name__)
+
+LEADER_KEY = "admission"
+TICK_S = 0.1
+M = TypeVar("M")
+
+
+class AdmissionService:
+    """See `bus.service.Service`."""
+
+    def __init__(self, settings: AdmissionSettings, registry: CollectorRegistry = REGISTRY) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._core = Core(settings, settings.instance, random.Random(settings.seed).randrange, time.time())  # noqa: S311
+        self._metrics = AdmissionMetrics(self._core)
+        self._bus: Bus
+        self._tasks: Tasks
+        self._rows: RowPublisher
+        self._leadership: Leadership
+        self._served: ServedEndpoints | None = None
+
+    async def start(self, bus: Bus, tasks: Tasks) -> None:
+        """Listen to facts first, then answer, then try to lead."""
+        self._bus, self._tasks = bus, tasks
+        self._registry.register(self._metrics)
+        self._rows = RowPublisher(bus, tasks)
+        await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, WorkerStated))
+        await bus.subscribe(f"{subjects.ROOT}.ingress.state.*", self._facts(IngressState, IngressStated))
+        await bus.subscribe(f"{subjects.ROOT}.request.*.*", self._on_request_fact)
+        await bus.subscribe(f"{subjects.ROOT}.decision.*", self._on_decision)
+        endpoints = [
+            Endpoint("admit", f"{subjects.ROOT}.admit.*", self._on_admit, queue=""),
+            Endpoint("cancel", f"{subjects.ROOT}.admit.cancel.*", self._on_cancel, queue=""),
+        ]
+        self._served = await bus.serve(
+            "tidegate-admission",
+            package_version(),
+            "Tidegate's admission: who may run now, and on which worker",
+            endpoints,
+            {"instance": self._settings.instance},
+        )
+        self._leadership = Leadership(
+            bus,
+            LEADER_KEY,
+            instance=self._settings.instance,
+            incarnation=str(time.time_ns()),
+            lease_s=self._settings.lease_s,
+            renew_s=self._settings.renew_s,
+            changed=lambda epoch: self._handle(LeadershipChanged(epoch)),
+        )
+        tasks.start("leadership", self._leadership.run())
+        tasks.start("tick", self._tick())
+
+    def not_ready(self) -> str | None:
+        """Ready once it leads or knows that another may, and has listened to facts for a while."""
+        if not self._leadership.settled:
+            return "leadership_unknown"
+        return "warming_up" if time.time() < self._core.state.warm_at else None
+
+    async def stop(self, timeout_s: float) -> None:
+        """Give the lead back at once, so that a standby takes over while rows are still being written."""
+        await self._leadership.give_back()
+        if self._served is not None:
+            await self._served.stop()
+        await self._rows.drain(timeout_s)
+        self._registry.unregister(self._metrics)
+
+    # In
+
+    def _facts(self, kind: type[M], event: Callable[[M], Event]) -> Callable[[BusMessage], None]:
+        """A handler of the facts of one subject."""
+
+        def on_fact(message: BusMessage) -> None:
+            fact = self._decode(message, kind, from_json)
+            if fact is not None:
+                self._handle(event(fact))
+
+        return on_fact
+
+    def _on_request_fact(self, message: BusMessage) -> None:
+        match message.subject.split(".", 4)[3]:
+            case "accepted":
+                accepted = self._decode(message, RequestAccepted, from_json)
+                if accepted is not None:
+                    self._handle(Accepted(accepted))
+            case "dispatched":
+                dispatched = self._decode(message, RequestDispatched, from_json)
+                if dispatched is not None:
+                    self._handle(Dispatched(dispatched))
+            case "first_token":
+                first = self._decode(message, RequestFirstToken, from_json)
+                if first is not None:
+                    self._handle(FirstToken(first))
+            case "end":
+                end = self._decode(message, RequestEnd, from_json)
+                if end is not None:
+                    self._handle(Ended(end))
+
+    def _on_decision(self, message: BusMessage) -> None:
+        if self._core.leading:
+            return  # our own
+        decision = self._decode(message, Decision, from_json)
+        if decision is not None:
+            self._handle(Decided(decision))
+
+    def _on_admit(self, message: BusMessage) -> None:
+        if not message.reply or not self._leads():
+            return
+        request = self._decode(message, AdmitRequest, from_msgpack)
+        if request is not None:
+            self._handle(AdmitAsked(request, message.reply))
+
+    def _on_cancel(self, message: BusMessage) -> None:
+        cancel = self._decode(message, AdmitCancel, from_msgpack)
+        if cancel is not None:
+            self._handle(AdmitCancelled(cancel))
+
+    def _leads(self) -> bool:
+        """Whether the lease holds at this moment, even if this process slept and has not noticed yet."""
+        return self._core.leading and self._leadership.epoch == self._core.epoch
+
+    def _decode(self, message: BusMessage, kind: type[M], decode: Callable[[bytes, type[M]], M]) -> M | None:
+        try:
+            return decode(message.payload, kind)
+        except BadMessageError as error:
+            self._metrics.bad_messages[kind.__name__] += 1
+            log.warning("bad_message", subject=message.subject, reason=error.reason, detail=str(error))
+            return None
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._handle(Tick(self._bus.connected))
+
+    # Out
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._core.handle(event, time.time()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Reply(reply_to, message):
+                self._publish(reply_to, to_msgpack(message))
+            case Publish(fact):
+                if isinstance(fact, Decision):
+                    self._metrics.granted(fact)
+                self._publish(_subject(fact), to_json(fact))
+            case AskIndex():
+                self._tasks.start(f"index-{effect.ticket}", self._ask_index(effect))
+            case AskPolicy():
+                self._tasks.start(f"policy-{effect.ticket}", self._ask_policy(effect))
+            case WriteRow(row, model, session, message_id):
+                self._rows.publish(subjects.trace("request_end", model, session), to_json(row), message_id)
+
+    def _publish(self, subject: str, payload: bytes) -> None:
+        """One message; what cannot be sent is counted and takes nothing else with it."""
+        try:
+            self._bus.publish(subject, payload)
+        except (BusError, ValueError) as error:
+            reason = error.reason if isinstance(error, BusError) else "bad_subject"
+            self._metrics.publish_failed[reason] += 1
+            log.warning("publish_failed", subject=subject, reason=reason)
+
+    async def _ask_index(self, effect: AskIndex) -> None:
+        try:
+            answer = await self._bus.request(
+                subjects.INDEX_MATCH, to_msgpack(effect.question), timeout_s=effect.deadline_ms / 1000
+            )
+            reply = from_msgpack(answer.payload, MatchReply)
+        except NoRespondersError:
+            self._handle(MatchFailed(effect.ticket, "index_absent"))
+        except BusTimeoutError:
+            self._handle(MatchFailed(effect.ticket, "index_late"))
+        except (BusError, BadMessageError) as error:
+            self._handle(MatchFailed(effect.ticket, error.reason))
+        else:
+            self._handle(MatchAnswered(effect.ticket, reply))
+
+    async def _ask_policy(self, effect: AskPolicy) -> None:
+        subject = subjects.policy("route", effect.name)
+        try:
+            answer = await self._bus.request(subject, to_json(effect.question), timeout_s=effect.deadline_ms / 1000)
+            chosen = from_json(answer.payload, RouteAnswer)
+        except NoRespondersError:
+            self._handle(PolicyFailed(effect.ticket, "absent"))
+        except BusTimeoutError:
+            self._handle(PolicyFailed(effect.ticket, "late"))
+        except (BusError, BadMessageError):
+            self._handle(PolicyFailed(effect.ticket, "unusable"))
+        else:
+            self._handle(PolicyAnswered(effect.ticket, chosen))
+
+
+def _subject(fact: Decision | SessionFact | RequestEnd) -> str:
+    if isinstance(fact, Decision):
+        return subjects.decision(fact.worker)
+    if isinstance(fact, SessionFact):
+        return subjects.session(fact.state, fact.session.text())
+    return subjects.request("end", fact.model)

@@ -1,0 +1,315 @@
+"""D3, D4: random orders of everything that can happen, against a plain model of who is owed what."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from schemas.admit import Granted, Held, Refused
+from schemas.request import RequestEnd, Usage
+from services.admission.effects import AskIndex, Effect, Publish, Reply, WriteRow
+from services.admission.events import LeadershipChanged, MatchAnswered, MatchFailed, Tick, WorkerStated
+from tests.unit.admission.build import (
+    Driven,
+    accepted,
+    ask,
+    check_books,
+    driven,
+    end,
+    in_flight,
+    match_reply,
+    worker_state,
+)
+
+WORKERS = ("a", "b")
+SESSIONS = ("s0", "s1")
+LIMIT = 1
+TTL_S = 8.0
+HOLD_S = 20.0
+
+
+class Owed(msgspec.Struct):
+    """What the model knows of one request of an ingress."""
+
+    request_id: str
+    session: str
+    ingress: str
+    epoch: int
+    attempt: int = 0
+    asked: int = 0
+    waiting: bool = False
+    worker: str | None = None
+    gone: bool = False
+
+
+class Books(RuleBasedStateMachine):
+    """Two ingresses, two workers with one place each; the index answers at once or when the machine says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core: Driven = driven(
+            max_grants_per_rank=LIMIT, grant_ttl_s=TTL_S, hold_deadline_s=HOLD_S, hold_queue_limit=6
+        )
+        self.core.answer_index = False
+        self.requests: dict[str, Owed] = {}
+        self.questions: list[int] = []
+        self.stale: list[int] = []
+        self.epochs = {"ingress-1": 1, "ingress-2": 1}
+        self.silent: set[str] = set()
+        self.alive: set[str] = set()
+        self.lost: list[str] = []
+        self.rows: list[str] = []
+        self.grant_order: dict[str, list[int]] = {}
+        self.epoch = 10
+        self.asks = 0
+
+    @initialize(answered_at_once=st.booleans())
+    def start(self, answered_at_once: bool) -> None:
+        self.core.answer_index = answered_at_once
+        for name in WORKERS:
+            self.worker_speaks(name)
+
+    # What the outside sees of every effect
+
+    def saw(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case AskIndex(ticket):
+                    (self.stale if self.core.answer_index else self.questions).append(ticket)
+                case Reply(_, Granted(request_id=request_id, grant=grant)):
+                    owed = self.requests[request_id]
+                    assert not owed.gone, "a grant for a request that is over"
+                    if owed.waiting:
+                        self.grant_order.setdefault(owed.session, []).append(owed.asked)
+                    owed.waiting, owed.worker = False, grant.worker
+                case Reply(_, Refused(request_id=request_id)):
+                    self.requests[request_id].waiting = False
+                case Reply(_, Held(request_id=request_id)):
+                    assert self.requests[request_id].waiting, "a ghost in line"
+                case Publish(RequestEnd(request_id=request_id, outcome="ingress_lost")):
+                    self.lost.append(request_id)
+                    self.requests[request_id].gone = True
+                    self.requests[request_id].waiting = False
+                case WriteRow(message_id=message_id):
+                    self.rows.append(message_id)
+
+    def do(self, effects: list[Effect]) -> None:
+        self.saw(effects)
+
+    # Events
+
+    @rule(
+        sessions=st.lists(st.sampled_from(SESSIONS), min_size=1, max_size=3),
+        ingress=st.sampled_from(("ingress-1", "ingress-2")),
+        accept=st.booleans(),
+    )
+    def ask_new(self, sessions: list[str], ingress: str, accept: bool) -> None:
+        for session in sessions:
+            self.ask_once(session, ingress, accept)
+
+    def ask_once(self, session: str, ingress: str, accept: bool) -> None:
+        self.silent.discard(ingress)
+        self.asks += 1
+        owed = Owed(f"r{self.asks}", session, ingress, self.epochs[ingress], asked=self.asks, waiting=True)
+        self.requests[owed.request_id] = owed
+        if accept:
+            self.core.accept(accepted(owed.request_id, session, ingress=ingress, epoch=owed.epoch))
+        self.do(self.core.ask(self.message(owed)))
+
+    def message(self, owed: Owed, excluded: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]  # noqa: ANN201
+        return ask(
+            owed.request_id,
+            owed.session,
+            attempt=owed.attempt,
+            ingress=owed.ingress,
+            ingress_epoch=owed.epoch,
+            excluded=excluded,
+        )
+
+    def live(self) -> list[Owed]:
+        return [each for each in self.requests.values() if not each.gone]
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        owed = data.draw(st.sampled_from(self.live()))
+        if owed.epoch != self.epochs[owed.ingress]:
+            return
+        self.silent.discard(owed.ingress)
+        granted_before = self.core.core.state.ledger.get(owed.request_id)
+        waiting = self.core.core.deciding.waits(owed.request_id)
+        if granted_before is None and not waiting:
+            self.asks += 1
+            owed.asked = self.asks
+        owed.waiting = owed.waiting or granted_before is None
+        if granted_before is not None and granted_before.grant.worker not in self.alive:
+            self.asks += 1
+            owed.asked, owed.waiting = self.asks, True
+        self.do(self.core.ask(self.message(owed)))
+
+    @precondition(lambda self: [each for each in self.live() if each.worker and each.attempt == 0])
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        owed = data.draw(st.sampled_from([each for each in self.live() if each.worker and each.attempt == 0]))
+        if owed.epoch != self.epochs[owed.ingress]:
+            return
+        self.silent.discard(owed.ingress)
+        self.asks += 1
+        owed.attempt, owed.asked, owed.waiting = 1, self.asks, True
+        self.do(self.core.ask(self.message(owed, (owed.worker or "",))))
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        owed = data.draw(st.sampled_from(self.live()))
+        if owed.epoch != self.epochs[owed.ingress]:
+            return
+        self.silent.discard(owed.ingress)
+        owed.gone, owed.waiting = True, False
+        fact = end(
+            owed.request_id, owed.session, ingress=owed.ingress, ingress_epoch=owed.epoch, usage=Usage(input_tokens=64)
+        )
+        self.do(self.core.end(fact))
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        owed = data.draw(st.sampled_from(self.live()))
+        owed.waiting = False
+        self.do(self.core.cancel(owed.request_id, ingress=owed.ingress, reason="gave_up"))
+        assert self.core.core.state.ledger.get(owed.request_id) is None
+
+    @precondition(lambda self: any(each.gone for each in self.requests.values()))
+    @rule(data=st.data())
+    def late_facts_of_what_is_over(self, data: st.DataObject) -> None:
+        owed = data.draw(st.sampled_from([each for each in self.requests.values() if each.gone]))
+        if owed.epoch != self.epochs[owed.ingress]:
+            return
+        self.silent.discard(owed.ingress)
+        self.do(self.core.ask(self.message(owed)))
+        item = in_flight(owed.request_id, owed.session, worker="a")
+        self.do(self.core.state(item, ingress=owed.ingress, epoch=owed.epoch))
+
+    @precondition(lambda self: self.questions and not self.core.answer_index)
+    @rule(data=st.data(), answered=st.booleans())
+    def index_answers(self, data: st.DataObject, answered: bool) -> None:
+        ticket = data.draw(st.sampled_from(self.questions[:4]))
+        self.stale.append(ticket)
+        self.questions.remove(ticket)
+        if answered:
+            self.do(self.core.do(MatchAnswered(ticket, match_reply({"a": 1, "b": 0}))))
+        else:
+            self.do(self.core.do(MatchFailed(ticket, "index_late")))
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def index_answers_twice(self, data: st.DataObject) -> None:
+        assert self.core.do(MatchFailed(data.draw(st.sampled_from(self.stale)), "index_late")) == []
+
+    @rule(ingress=st.sampled_from(("ingress-1", "ingress-2")))
+    def ingress_restarts(self, ingress: str) -> None:
+        self.epochs[ingress] += 1
+        self.silent.discard(ingress)
+        self.do(self.core.state(ingress=ingress, epoch=self.epochs[ingress]))
+        self.do(self.core.wait(0.1, heartbeats=False))
+
+    @rule(ingress=st.sampled_from(("ingress-1", "ingress-2")))
+    def ingress_falls_silent(self, ingress: str) -> None:
+        self.silent.add(ingress)
+
+    @rule(name=st.sampled_from(WORKERS))
+    def worker_speaks(self, name: str) -> None:
+        self.alive.add(name)
+        self.do(self.core.do(WorkerStated(worker_state(name))))
+
+    @precondition(lambda self: len(self.alive) == 2)
+    @rule(name=st.sampled_from(WORKERS))
+    def worker_leaves(self, name: str) -> None:
+        self.alive.discard(name)
+        self.do(self.core.do(WorkerStated(worker_state(name, health="left"))))
+
+    @rule(seconds=st.sampled_from((0.3, 1.0, 4.0)), named=st.booleans())
+    def time_passes(self, seconds: float, named: bool) -> None:
+        """``named``: living ingresses name what they have in flight; else only that they live."""
+        until = self.core.now + seconds
+        while self.core.now < until:
+            self.core.now += 0.5
+            for name in sorted(self.alive):
+                self.do(self.core.do(WorkerStated(worker_state(name))))
+            for ingress, epoch in self.epochs.items():
+                if ingress not in self.silent:
+                    mine = [each for each in self.live() if each.ingress == ingress and each.epoch == epoch]
+                    items = [in_flight(each.request_id, each.session) for each in mine] if named else []
+                    self.do(self.core.state(*items, ingress=ingress, epoch=epoch))
+            self.do(self.core.do(Tick()))
+
+    @rule()
+    def leader_changes(self) -> None:
+        """We lose the lead and win it again: whoever waited has to ask again."""
+        self.epoch += 1
+        assert self.core.do(LeadershipChanged(None)) == []
+        for owed in self.requests.values():
+            owed.waiting = False
+        self.questions.clear()
+        self.do(self.core.do(LeadershipChanged(self.epoch)))
+
+    # Invariants
+
+    @invariant()
+    def the_books_are_exact(self) -> None:
+        check_books(self.core.core)
+
+    @invariant()
+    def nobody_has_more_than_his_places(self) -> None:
+        for (_, _), account in self.core.core.state.ledger.accounts():
+            assert 0 <= account.requests <= LIMIT
+
+    @invariant()
+    def every_lost_request_has_exactly_one_end_and_one_row(self) -> None:
+        assert sorted(self.lost) == sorted(set(self.lost)) == sorted(self.rows)
+
+    @invariant()
+    def nobody_waits_in_line_who_is_not_owed_an_answer(self) -> None:
+        waiting = {each.request_id for each in self.requests.values() if each.waiting}
+        in_line = {each.request.request_id for _, each in self.core.core.deciding.holds.in_line()}
+        assert in_line <= waiting
+        assert all(self.core.core.deciding.waits(request_id) for request_id in waiting)
+
+    @invariant()
+    def an_over_request_holds_nothing(self) -> None:
+        for owed in self.requests.values():
+            if owed.gone:
+                assert self.core.core.state.ledger.get(owed.request_id) is None
+
+    @invariant()
+    def turns_of_a_session_are_granted_in_the_order_they_asked(self) -> None:
+        assert all(order == sorted(order) for order in self.grant_order.values())
+
+    def teardown(self) -> None:
+        """Whoever still waits is answered before the hold deadline; what is not named any more holds nothing."""
+        self.worker_speaks("a")
+        self.questions.clear()
+        self.core.answer_index = True
+        for _ in range(8):
+            self.core.now += 0.5
+            self.answer_all()
+        self.do(self.core.wait(HOLD_S + TTL_S + 2, ingresses=sorted(self.epochs)))
+        assert not [each for each in self.requests.values() if each.waiting]
+        assert len(self.core.core.deciding) == 0
+        assert len(self.core.core.state.ledger) == 0
+        assert all(owed.gone or owed.epoch == self.epochs[owed.ingress] for owed in self.requests.values())
+        check_books(self.core.core)
+
+    def answer_all(self) -> None:
+        """Late index answers for whatever question is open."""
+        open_questions = list(self.core.core.deciding._open)
+        for ticket in open_questions:
+            self.do(self.core.do(MatchFailed(ticket, "index_late")))
+
+
+Books.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestBooks = Books.TestCase

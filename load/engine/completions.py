@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
-import msgspec
-
 from load.engine import api
 from load.engine.api import ApiError, ChatBody, CommonBody, CompletionBody
 from load.engine.block_hash import ExtraKeys
@@ -22,7 +20,7 @@ from load.engine.outputs import OutputLimits, PlannedOutput, ToolCall, invent_ar
 from load.engine.rank import Ticket
 from load.engine.requests import EngineRequest
 from load.engine.responses import DONE, AnswerHead, AnswerStream, Endpoint, UsageNumbers, whole_answer
-from load.engine.tokens import BadConversationError
+from load.engine.tokens import BadConversationError, arguments_text
 from web.server import Headers, Request, Responder
 
 SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -141,8 +139,7 @@ class Completions:
         if function is None:
             return None
         if arguments is not None:
-            text = msgspec.json.encode(arguments).decode()
-            return ToolCall(str(function.get("name")), text)
+            return ToolCall(str(function.get("name")), arguments_text(arguments))
         speaker = self._engine.speaker
         text = invent_arguments(function, speaker.generator(prompt, body.seed), speaker.words)
         return ToolCall(str(function.get("name")), text)

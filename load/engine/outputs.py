@@ -6,16 +6,16 @@ assistant message gets the same token ids again, and the KV of prompt and output
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from array import array
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from load.engine.tokens import Tokenizer
+from load.engine.tokens import Tokenizer, arguments_text
 
 PlannedFinish = Literal["stop", "length", "tool_calls"]
 
@@ -26,7 +26,7 @@ _MAX_DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model makes: ``arguments`` is JSON text."""
+    """A call that the model makes: ``arguments`` is JSON text, spaced as `load.engine.tokens.arguments_text` does."""
 
     name: str
     arguments: str
@@ -143,7 +143,7 @@ class Speaker:
         prose, texts = self._prose(rng, rng.randint(4, 16), True)
         markup = "\n" + call.markup()
         tokens = self._tokenizer.encode_segments([markup])[0]
-        start, end = 1 + call.arguments_at, 1 + call.arguments_at + len(call.arguments)
+        start, end = 1 + call.arguments_at, 1 + call.arguments_at + len(call.arguments.encode())
         pieces = _pieces(markup.encode(), self._tokenizer.pieces(tokens), start, end)
         call_at = len(prose)
         arguments = [""] * call_at + pieces + [""]
@@ -159,12 +159,14 @@ class Speaker:
 
 
 def _pieces(markup: bytes, names: Sequence[str], start: int, end: int) -> list[str]:
-    """What each token adds of ``markup[start:end]``. A byte-level token has one character for each byte."""
+    """What each token adds of ``markup[start:end]``. A byte-level token has one character for each byte, and a
+    character may be split over tokens; plain added tokens (the markup's ends) are ASCII."""
     pieces = []
     offset = 0
+    decoder = getincrementaldecoder("utf-8")("replace")
     for name in names:
         after = offset + len(name)
-        pieces.append(markup[max(offset, start) : max(start, min(after, end))].decode("ascii", "replace"))
+        pieces.append(decoder.decode(markup[max(offset, start) : max(start, min(after, end))]))
         offset = after
     return pieces
 
@@ -191,10 +193,10 @@ def wanted_call(
 
 
 def invent_arguments(function: Mapping[str, Any], rng: random.Random, words: Sequence[str]) -> str:
-    """JSON arguments that fit the function's schema (object, string, number, boolean, array, enum), ASCII only."""
+    """JSON arguments that fit the function's schema (object, string, number, boolean, array, enum)."""
     schema = function.get("parameters")
     value = _invent(schema, rng, words, 0) if isinstance(schema, Mapping) else {}
-    return json.dumps(value if isinstance(value, dict) else {})
+    return arguments_text(value if isinstance(value, dict) else {})
 
 
 def _invent(schema: Mapping[str, Any], rng: random.Random, words: Sequence[str], depth: int) -> Any:

@@ -22,19 +22,6 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 CHAT_TEMPLATE = """\
-{%- macro text_of(content) -%}
-{%- if content is string -%}
-{{- content -}}
-{%- elif content is not none and content is defined -%}
-{%- for part in content -%}
-{%- if part is string -%}
-{{- part -}}
-{%- elif part.text is defined and part.text is string -%}
-{{- part.text -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{%- endmacro -%}
 {%- if tools -%}
 {{- '<|im_start|>system\\n# Tools\\n\\nYou may call functions. Their signatures:\\n<tools>' -}}
 {%- for tool in tools -%}
@@ -48,12 +35,12 @@ CHAT_TEMPLATE = """\
 {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}
 {{- '<|im_start|>user' -}}
 {%- endif -%}
-{{- '\\n<tool_response>\\n' + text_of(message.content) + '\\n</tool_response>' -}}
+{{- '\\n<tool_response>\\n' + (message.content or '') + '\\n</tool_response>' -}}
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}
 {{- '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- else -%}
-{%- set text = text_of(message.content) -%}
+{%- set text = (message.content or '') -%}
 {{- '<|im_start|>' + message.role + '\\n' + text -}}
 {%- if message.role == 'assistant' and message.tool_calls -%}
 {%- for call in message.tool_calls -%}
@@ -78,7 +65,8 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 """ChatML: tools first, then every message. What an assistant said stands directly after ``assistant\\n`` and before
-``<|im_end|>``, so that the KV of a prompt and its output is a prefix of the next turn's prompt."""
+``<|im_end|>``, so that the KV of a prompt and its output is a prefix of the next turn's prompt. Content is one text:
+whoever renders joins parts with a line break and decodes tool-call arguments first, as vLLM does."""
 
 
 def corpus() -> Iterator[str]:

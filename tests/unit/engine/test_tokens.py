@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from load.engine.outputs import OutputLimits, PlannedOutput, Speaker, ToolCall, invent_arguments, wanted_call
-from load.engine.tokens import ASSETS, BadConversationError, ChatTemplate, Tokenizer
+from load.engine.tokens import ASSETS, BadConversationError, ChatTemplate, Tokenizer, arguments_text
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -49,7 +49,7 @@ def prompt(
 
 
 def test_template_writes_tools_messages_calls_and_results(tokenizer: Tokenizer) -> None:
-    """Tools first and unescaped; parts are joined; calls and results stand in their own markup."""
+    """Tools first and unescaped; parts are joined by a line break; calls and results stand in their own markup."""
     text = tokenizer.template.render(
         [
             {"role": "system", "content": "Be brief."},
@@ -63,7 +63,8 @@ def test_template_writes_tools_messages_calls_and_results(tokenizer: Tokenizer) 
     tools, rest = text.split("</tools>")
     assert json.dumps(TOOLS[0], ensure_ascii=False) in tools
     assert rest.endswith(
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
+        "<|im_start|>assistant\n<tool_call>\n"
         '{"name": "f", "arguments": {"x": 1}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\none\n'
         "</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
@@ -104,11 +105,14 @@ def test_output_returns_as_the_same_tokens(tokenizer: Tokenizer, speaker: Speake
         call = None
         if with_call:
             text = invent_arguments(TOOLS[0]["function"], speaker.generator(tokens, turn), speaker.words)
-            call = ToolCall("bash", text)
+            call = ToolCall(
+                "bash", text if turn else arguments_text({"command": "écho <漢字> & 'x'", "deep": {"a": [1.5]}})
+            )
         plan = speaker.plan(tokens, OutputLimits(max_tokens=200), seed=turn, call=call)
         message: dict[str, Any] = {"role": "assistant", "content": plan.text(0, len(plan.tokens))}
         if call is not None:
             assert plan.finish == "tool_calls"
+            assert "".join(plan.arguments or []) == call.arguments
             message["tool_calls"] = [
                 {"type": "function", "function": {"name": "bash", "arguments": call.arguments}},
             ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import click
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from bus.settings import load_with_origins
 from tidegate.commands.options import DEFAULT_WORKDIR, nats_option, workdir_option
@@ -20,7 +20,7 @@ from tidegate.front_door import first_model
 from tidegate.interrupt import STOP_SIGNALS
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.layout import Stage
-from tidegate.supervisor.state import SystemState
+from tidegate.supervisor.state import EngineState, SystemState
 from tidegate.supervisor.supervisor import ChildEvent
 from tidegate.supervisor.system import System
 
@@ -103,20 +103,23 @@ class Screen:
         if self._as_json:
             print(json.dumps(addresses(state, model)), flush=True)
             return
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        table.add_row("front door", f"{state.url}/v1" + (f"   model {model}" if model else ""))
-        table.add_row("bus", state.nats_url)
-        for engine in state.engines:
-            table.add_row("engine", f"{engine.url}" + (f"   {engine.worker}, simulated" if engine.simulated else ""))
-        table.add_row("traces", state.traces)
-        table.add_row("logs", state.logs)
-        table.add_row("try", escape(curl(state, model)))
-        table.add_row("watch", tail_command(state))
-        table.add_row("check", tail_command(state).replace(" tail", " doctor", 1))
+        lines = [
+            ("front door", f"{state.url}/v1" + (f"   model {model}" if model else "")),
+            ("bus", state.nats_url),
+            *(("engine", _engine_text(engine)) for engine in state.engines),
+            ("traces", state.traces),
+            ("logs", state.logs),
+            ("try", curl(state, model)),
+            ("watch", command_for(state, "tail")),
+            ("check", command_for(state, "doctor")),
+        ]
         self._out.print("[bold green]Tidegate is up.[/] Ctrl-C stops it.")
-        self._out.print(table)
+        for label, text in lines:
+            self._out.print(f"  [bold]{label:<12}[/]{escape(text)}")
+
+
+def _engine_text(engine: EngineState) -> str:
+    return f"{engine.url}   {engine.worker}, simulated" if engine.simulated else engine.url
 
 
 def addresses(state: SystemState, model: str | None) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def addresses(state: SystemState, model: str | None) -> dict[str, Any]:
         **msgspec.to_builtins(state),
         "base_url": f"{state.url}/v1",
         "model": model,
-        "tail": tail_command(state),
+        "tail": command_for(state, "tail"),
         "curl": curl(state, model),
     }
 
@@ -140,10 +143,11 @@ def curl(state: SystemState, model: str | None) -> str:
     )
 
 
-def tail_command(state: SystemState) -> str:
+def command_for(state: SystemState, command: str) -> str:
+    """``tidegate tail`` and the like, as they find this system from here."""
     if Path(state.workdir) == Path.cwd() / DEFAULT_WORKDIR:
-        return "tidegate tail"
-    return f"tidegate tail --nats {state.nats_url}"
+        return f"tidegate {command}"
+    return f"tidegate {command} --workdir {shlex.quote(state.workdir)}"
 
 
 async def serve(system: System, screen: Screen) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from bus.log import EventLog
 from services.ingress.config import IngressSettings
 from services.ingress.effects import CountPrompt
 from services.ingress.endpoints import ChatPrompt, TextPrompt, TokensPrompt
@@ -19,6 +20,8 @@ from services.ingress.shell.tokenizing import SkippedError, TokenizingPool
 from services.ingress.tokens import PromptTokens, from_ids
 from web.client import HttpClient, Timeouts
 from web.errors import WebError
+
+log = EventLog(__name__)
 
 ENGINE_PAUSE_S = 60.0
 """An engine that cannot tokenize is not asked again for this long."""
@@ -73,6 +76,9 @@ class PromptCounter:
             return PromptCounted(request_id=effect.request_id, skipped=error.reason)
         except TemplateError as error:
             return PromptCounted(request_id=effect.request_id, skipped=error.reason)
+        except Exception as error:  # noqa: BLE001 - tokenizers and templates raise anything; the engine will judge
+            log.warning("prompt_not_counted", error=error, request=effect.request_id, model=effect.request.model)
+            return PromptCounted(request_id=effect.request_id, skipped="failed")
         return PromptCounted(request_id=effect.request_id, tokens=tokens, tokens_from=tokens_from)
 
     async def _count(self, effect: CountPrompt) -> tuple[PromptTokens, Literal["tokenizer", "engine"]]:
@@ -90,8 +96,8 @@ class PromptCounter:
             return await self._pool.run(lambda: tokenizer.count(prompt, block_size)), "tokenizer"
         if self._settings.tokenize == "local":
             raise SkippedError("no_tokenizer")
-        ids_bytes = await self._ask_engine(effect.request.model, prompt)
-        return await self._pool.run(lambda: from_ids(_tokenized.decode(ids_bytes).tokens, block_size)), "engine"
+        answer = await self._ask_engine(effect.request.model, prompt)
+        return await self._pool.run(lambda: _read_tokens(answer, block_size)), "engine"
 
     async def _ask_engine(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
         url = self._worker_url(model)
@@ -113,6 +119,14 @@ class PromptCounter:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _read_tokens(answer: bytes, block_size: int | None) -> PromptTokens:
+    """Raises `SkippedError` for an answer that is not a list of token ids."""
+    try:
+        return from_ids(_tokenized.decode(answer).tokens, block_size)
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError) as error:
+        raise SkippedError("failed") from error
 
 
 def _question(model: str, prompt: ChatPrompt | TextPrompt) -> bytes:

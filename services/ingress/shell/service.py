@@ -65,6 +65,10 @@ class IngressService:
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         return f"http://{host}:{self._server.port}"
 
+    def cached_tokens(self) -> tuple[int, int]:
+        """Tokens found in the prompt caches, and encoded, since the start."""
+        return self._counter.cache_tokens()
+
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Raises `SettingsError` for a tokenizer that cannot be read and an address that is taken."""
         settings = self._settings

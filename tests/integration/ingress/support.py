@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from prometheus_client import CollectorRegistry
 
 from bus import subjects
 from bus.facts import FactNumbers
-from bus.interface import Bus
+from bus.interface import Bus, BusMessage
 from bus.nats import NatsBus, connect
 from bus.tasks import Tasks
-from schemas.base import from_json, to_json
+from schemas.admit import AdmitReply, AdmitRequest
+from schemas.base import from_json, from_msgpack, to_json, to_msgpack
 from schemas.trace import RequestMetrics, TraceRow
 from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
 from services.ingress.config import IngressSettings
@@ -28,6 +29,7 @@ from services.ingress.shell.service import IngressService
 from tests.support.nats import NatsServer
 from tests.support.processes import HelperProcess, python_process, settings_arguments
 from web.client import Answer, AnswerStream, HttpClient, Timeouts
+from web.server import HttpServer, Request, Responder
 
 MODEL = "sim-8b"
 ASSETS = Path(__file__).resolve().parents[3] / "load" / "engine" / "assets"
@@ -70,15 +72,19 @@ class SimulatedEngine:
 class Heartbeats:
     """What bridges say about their engines. ``silent``: workers that say nothing."""
 
-    def __init__(self, bus: Bus, urls: dict[str, str]) -> None:
+    def __init__(self, bus: Bus, urls: dict[str, str], model: str = MODEL, ranks: int = 1) -> None:
         self._bus = bus
         self._urls = urls
+        self._model = model
+        self._ranks = ranks
         self._numbers = FactNumbers("bridges", int(time.time() * 1000))
         self.silent: set[str] = set()
 
     def say(self, worker: str, health: WorkerHealth = "ready") -> None:
         """One heartbeat now."""
-        profile = WorkerProfile(url=self._urls[worker], model=MODEL, engine="simulated", block_size=16)
+        profile = WorkerProfile(
+            url=self._urls[worker], model=self._model, engine="simulated", block_size=16, ranks=self._ranks
+        )
         state = WorkerState(
             **self._numbers.stamp("worker.state", time.time()),
             worker=worker,
@@ -168,6 +174,120 @@ def _body(body: dict[str, Any] | bytes) -> bytes:
 def chat(text: str = "hello", **members: Any) -> dict[str, Any]:
     """A chat body for `MODEL`."""
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **members}
+
+
+@asynccontextmanager
+async def open_door(nats_url: str, *, ready: bool = True, **settings: Any) -> AsyncIterator[Door]:
+    """An ingress in this process; ``ready``: once some worker is known."""
+    known: dict[str, Any] = {"instance": "ingress-test", "port": 0, "stop_timeout_s": 5.0, "nats_url": nats_url}
+    configured = IngressSettings(**{**known, **settings})
+    bus = await connect(nats_url, name=configured.instance, timeout_s=10)
+    tasks = Tasks()
+    service = IngressService(configured, CollectorRegistry())
+    client = HttpClient()
+    await service.start(bus, tasks)
+    try:
+        if ready:
+            await until(lambda: service.not_ready() is None)
+        yield Door(service, client, tasks, bus)
+    finally:
+        await client.close()
+        await service.stop(configured.stop_timeout_s)
+        assert not tasks.failed.done(), tasks.failed.result()
+        await tasks.stop()
+        await bus.close()
+
+
+Script = Callable[[Request, Responder], Awaitable[None]]
+
+
+async def answer_ok(request: Request, responder: Responder) -> None:
+    """A short completion."""
+    body = b'{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],'
+    body += b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}'
+    responder.send(200, JSON, body)
+
+
+class ScriptedEngine:
+    """An engine that does what its ``script`` says and remembers every request."""
+
+    def __init__(self) -> None:
+        self.seen: list[Request] = []
+        self.gone = 0
+        self.script: Script = answer_ok
+        self._server = HttpServer(self._handle)
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        if request.path == "/tokenize":
+            responder.send(404, [], b"")
+            return
+        self.seen.append(request)
+        await self.script(request, responder)
+        self.gone += responder.gone.is_set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.port}"
+
+    async def start(self) -> None:
+        await self._server.start("127.0.0.1", 0)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+@dataclass
+class Stage:
+    """A bus, scripted engines that are announced on it, and nobody else: no admission."""
+
+    nats: NatsServer
+    bus: NatsBus
+    rows: Rows
+    engines: dict[str, ScriptedEngine]
+    heartbeats: Heartbeats
+
+    def door(self, **settings: Any) -> AbstractAsyncContextManager[Door]:
+        """An ingress in this process."""
+        return open_door(self.nats.url, **settings)
+
+    @asynccontextmanager
+    async def leader(self, answer: Callable[[AdmitRequest], list[AdmitReply]]) -> AsyncIterator[list[AdmitRequest]]:
+        """Somebody who answers admission's questions with ``answer``; yields the questions."""
+        asked: list[AdmitRequest] = []
+
+        def on_question(message: BusMessage) -> None:
+            question = from_msgpack(message.payload, AdmitRequest)
+            asked.append(question)
+            for reply in answer(question):
+                self.bus.publish(message.reply, to_msgpack(reply))
+
+        subscription = await self.bus.subscribe(f"{subjects.ROOT}.admit.*", on_question)
+        await self.bus.flush()
+        try:
+            yield asked
+        finally:
+            await subscription.unsubscribe()
+
+
+@asynccontextmanager
+async def running_stage(directory: Path, engines: int = 2) -> AsyncIterator[Stage]:
+    """nats-server and scripted engines."""
+    async with AsyncExitStack() as stack:
+        nats = NatsServer(directory / "nats").start()
+        stack.callback(nats.stop)
+        bus = await connect(nats.url, name="test", timeout_s=10)
+        stack.push_async_callback(bus.close)
+        tasks = Tasks()
+        stack.push_async_callback(tasks.stop)
+        known = {f"worker-{number}": ScriptedEngine() for number in range(engines)}
+        for engine in known.values():
+            await engine.start()
+            stack.push_async_callback(engine.close)
+        heartbeats = Heartbeats(bus, {name: engine.url for name, engine in known.items()})
+        tasks.start("heartbeats", heartbeats.run())
+        rows = Rows()
+        tasks.start("rows", rows.follow(bus))
+        yield Stage(nats, bus, rows, known, heartbeats)
 
 
 @dataclass

@@ -1,0 +1,149 @@
+"""Live workers, pools, and where a session goes when nobody decides."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
+from services.ingress.placement import place
+from services.ingress.workers import Workers
+
+
+def state(
+    worker: str,
+    seq: int = 0,
+    *,
+    model: str = "m",
+    block_size: int | None = 16,
+    health: WorkerHealth = "ready",
+    ranks: int = 1,
+    epoch: int = 1,
+    models: tuple[str, ...] = (),
+    salt_rule: str = "cache_salt",
+) -> WorkerState:
+    """One fact of a bridge."""
+    profile = WorkerProfile(
+        url=f"http://{worker}", model=model, models=models, block_size=block_size, ranks=ranks, salt_rule=salt_rule
+    )
+    return WorkerState(
+        source=f"bridge-{worker}",
+        epoch=epoch,
+        seq=seq,
+        at_ms=0,
+        worker=worker,
+        incarnation="1",
+        health=health,
+        profile=profile,
+    )
+
+
+def heard(*states: WorkerState) -> Workers:
+    """A table that heard these at time 0."""
+    workers = Workers(lost_s=5.0)
+    for one in states:
+        workers.hear(one, 0.0)
+    return workers
+
+
+def names(workers: Workers, model: str = "m", now: float = 0.0) -> list[str]:
+    """Who takes requests for a model."""
+    return [one.worker for one in workers.placeable(model, now)]
+
+
+def test_silence_is_loss() -> None:
+    """A worker silent for five seconds gets nothing; a fact brings it back."""
+    workers = heard(state("w1"), state("w2"))
+    workers.hear(state("w2", 1), 3.0)
+    assert names(workers, now=5.0) == ["w1", "w2"]
+    assert names(workers, now=5.1) == ["w2"]
+    assert workers.expire(5.1) == ["w1"]
+    assert workers.get("w1") is None
+    workers.hear(state("w1", 2), 6.0)
+    assert names(workers, now=6.0) == ["w1", "w2"]
+
+
+def test_leaving_and_health() -> None:
+    """``left`` is at once; unhealthy and starting workers get nothing; a mismatch is placed by load (A10)."""
+    workers = heard(
+        state("w1", health="starting"), state("w2", health="unhealthy"), state("w3", health="mismatch"), state("w4")
+    )
+    assert names(workers) == ["w3", "w4"]
+    workers.hear(state("w4", 1, health="left"), 1.0)
+    assert names(workers, now=1.0) == ["w3"]
+    assert len(workers) == 3
+
+
+def test_an_older_fact_changes_nothing() -> None:
+    """Facts may overtake each other on reconnect: (epoch, seq) of the source decides."""
+    workers = heard(state("w1", 5))
+    workers.hear(state("w1", 4, health="left"), 1.0)
+    assert names(workers) == ["w1"]
+    workers.hear(state("w1", 0, epoch=2, health="unhealthy"), 1.0)
+    assert names(workers) == []
+    workers.hear(state("w1", 9, epoch=1), 2.0)
+    assert names(workers) == []
+
+
+def test_models_are_remembered() -> None:
+    """A model whose workers are gone is known (503), one that nobody served is not (404)."""
+    workers = heard(state("w1", models=("m", "m-lora")))
+    assert workers.models(0.0) == ["m", "m-lora"]
+    workers.hear(state("w1", 1, health="left"), 1.0)
+    assert workers.models(1.0) == []
+    assert (workers.knows("m-lora"), workers.knows("other"), workers.knows_any) == (True, False, True)
+
+
+def test_a_pool_is_what_most_workers_are() -> None:
+    """The chain is made for the block size and salt rule of most ready workers; a mismatch has no say (A10)."""
+    assert heard().pool("m", 0.0).block_size is None
+    assert heard(state("w1", block_size=None)).pool("m", 0.0).block_size is None
+    workers = heard(
+        state("w1", block_size=64),
+        state("w2", block_size=16),
+        state("w3", block_size=16),
+        state("w4", block_size=64, health="mismatch"),
+        state("w5", block_size=64, health="mismatch"),
+        state("w6", block_size=8, model="other"),
+    )
+    assert workers.pool("m", 0.0).block_size == 16
+    assert workers.pool("other", 0.0).block_size == 8
+    assert heard(state("w1", block_size=64), state("w2", block_size=16)).pool("m", 0.0).block_size == 16
+
+
+workers_of = st.lists(
+    st.builds(state, st.sampled_from([f"w{n}" for n in range(8)]), ranks=st.integers(1, 3)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda one: one.worker,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(workers_of, st.text(max_size=12))
+def test_placement_is_stable(states: list[WorkerState], session: str) -> None:
+    """The same session goes to the same place whatever the order, and moves only when its own worker goes."""
+    chosen = place(session, states)
+    assert chosen is not None
+    worker, rank = chosen
+    assert 0 <= rank < worker.profile.ranks
+    assert place(session, list(reversed(states))) == chosen
+    for other in states:
+        left = [one for one in states if one is not other]
+        if other is not worker:
+            assert place(session, left) == chosen
+            assert place(session, states, excluded=[other.worker]) == chosen
+    assert place(session, states, excluded=[one.worker for one in states]) is None
+
+
+def test_placement_spreads_sessions() -> None:
+    """A thousand sessions over four workers of two ranks: every rank gets its share, within a third."""
+    states = [state(f"w{n}", ranks=2) for n in range(4)]
+    counts: dict[tuple[str, int], int] = {}
+    for number in range(1000):
+        chosen = place(f"session-{number}", states)
+        assert chosen is not None
+        key = (chosen[0].worker, chosen[1])
+        counts[key] = counts.get(key, 0) + 1
+    assert len(counts) == 8
+    assert all(83 < count < 167 for count in counts.values())

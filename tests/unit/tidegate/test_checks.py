@@ -1,0 +1,97 @@
+"""The doctor's judgements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.index import MatchReply, WorkerMatch
+from schemas.worker import RankStream, WorkerProfile, WorkerState
+from tidegate.doctor import checks
+from tidegate.doctor.checks import Check
+
+
+def worker(
+    name: str = "w1", block_size: int | None = 16, streams: tuple[RankStream, ...] = (), **fields: Any
+) -> WorkerState:
+    known: dict[str, Any] = {"health": "ready", "incarnation": "1"}
+    profile = WorkerProfile(url="http://h:8000", model="m", engine="vllm", block_size=block_size)
+    return WorkerState(
+        source="b", epoch=1, seq=0, at_ms=0, worker=name, profile=profile, streams=streams, **{**known, **fields}
+    )
+
+
+def verdicts(found: list[Check]) -> list[str]:
+    return [check.verdict for check in found]
+
+
+def test_whatever_is_not_ok_says_what_to_do() -> None:
+    """Every warning and failure carries its fix; what is ok needs none."""
+    states = {
+        "a": worker("a", health="unhealthy", reason="connect_error"),
+        "b": worker("b", health="mismatch"),
+        "c": worker("c", block_size=64, streams=(RankStream(rank=0, incarnation="1", state="blind"),)),
+    }
+    found = [
+        *checks.check_workers({}, 2.5),
+        *checks.check_workers(states, 2.5),
+        *checks.check_models(states),
+        *checks.check_streams(states),
+        *checks.check_index("m", None),
+        *checks.check_index("m", MatchReply(indexer="i")),
+        *checks.check_services([]),
+        checks.check_stream({"error": {"description": "stream not found"}}, None),
+        checks.check_stream({"state": {"messages": 9}}, checks.LATE_ROWS + 1),
+        checks.check_tokenizer("m", False, "404"),
+        checks.check_ready("ingress", "http://h", "no worker"),
+    ]
+    assert [check.name for check in found if (check.verdict == "ok") == bool(check.fix)] == []
+    assert checks.failed(found)
+
+
+@pytest.mark.parametrize(
+    ("health", "verdict"),
+    [("ready", "ok"), ("starting", "warning"), ("left", "warning"), ("unhealthy", "failed"), ("mismatch", "failed")],
+)
+def test_a_workers_health_decides(health: str, verdict: str) -> None:
+    """Loading and leaving are warnings; not answering and contradicting itself are failures."""
+    assert verdicts(checks.check_workers({"w1": worker(health=health)}, 2.5)) == [verdict]
+
+
+def test_workers_of_a_model_must_agree() -> None:
+    """Different block sizes in one pool, or none known, are warnings that name the model (report A10)."""
+    agreeing = {"a": worker("a"), "b": worker("b")}
+    assert verdicts(checks.check_models(agreeing)) == ["ok"]
+    (differing,) = checks.check_models({"a": worker("a"), "b": worker("b", block_size=64)})
+    assert (differing.name, differing.verdict) == ("model m", "warning")
+    assert "16, 64" in differing.found
+    assert verdicts(checks.check_models({"a": worker("a", block_size=None)})) == ["warning"]
+    assert checks.check_models({"a": worker("a", health="left")}) == []
+
+
+def test_event_streams_by_rank() -> None:
+    """Each rank has its line; a worker without any stream is a warning."""
+    streams = (
+        RankStream(rank=0, incarnation="1", seq=5),
+        RankStream(rank=1, incarnation="1", state="catching_up", reason="gap"),
+        RankStream(rank=2, incarnation="1", state="blind", reason="no_events"),
+    )
+    assert verdicts(checks.check_streams({"w1": worker(streams=streams)})) == ["ok", "warning", "failed"]
+    assert verdicts(checks.check_streams({"w1": worker()})) == ["warning"]
+
+
+def test_the_index_by_source() -> None:
+    """A synced source is ok; any other health is a warning with its reason."""
+    matches = (WorkerMatch(worker="a", rank=0), WorkerMatch(worker="b", rank=0, health="blind", reason="no_snapshot"))
+    found = checks.check_index("m", MatchReply(indexer="i", matches=matches))
+    assert verdicts(found) == ["ok", "warning"]
+    assert "no_snapshot" in found[1].found
+
+
+def test_a_missing_service_says_what_is_missing_without_it() -> None:
+    """The front door and the bridges are needed; the rest is a warning."""
+    found = {check.name: check.verdict for check in checks.check_services(["tidegate-ingress", "tidegate-ingress"])}
+    assert found["service ingress"] == "ok"
+    assert found["service bridge"] == "failed"
+    assert found["service hints"] == "warning"

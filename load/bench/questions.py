@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,6 @@ import uvloop
 from bus.interface import BusMessage
 from bus.nats import connect
 from load.bench.measure import percentile
-from tidegate.supervisor.ports import PortPicker
 
 QUESTION_BYTES = 4096
 ROUNDS = 5
@@ -68,7 +68,9 @@ async def _measure(url: str) -> dict[str, object]:
 def run() -> dict[str, object]:
     """p50 and p99 of one question at a time, 4 KiB (a chain of 512 blocks)."""
     executable = str(Path(sys.executable).parent / "nats-server")
-    port = PortPicker().pick()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
         arguments = [executable, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", folder]
         server = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603

@@ -7,6 +7,7 @@ Prints one JSON line on stdout when it listens: ``{"ready": true, "url": ..., "k
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import signal
 import sys
@@ -102,12 +103,13 @@ def _command() -> click.Command:
         click.Option(["--print-config"], is_flag=True, help="Print the settings that would be used, and where from."),
     ]
     for key, default, variable in rows:
+        shown = "{}" if key == "misbehave" else default
         options.append(
             click.Option(
-                [f"--{key.replace('_', '-')}", f"setting_{key}"], metavar="VALUE", help=f"[{default}]  {variable}"
+                [f"--{key.replace('_', '-')}", f"setting_{key}"], metavar="VALUE", help=f"[{shown}]  {variable}"
             )
         )
-    about = (EngineSettings.__doc__ or "").replace("``", "").replace("`", "")
+    about = inspect.cleandoc(EngineSettings.__doc__ or "").replace("``", "").replace("`", "")
     return click.Command(
         "load.engine",
         callback=_run,

@@ -1,4 +1,60 @@
 """What every room needs to know of KV blocks: their hashes, the engines' events, stream recovery and the prefix index.
 
-Imports nothing of ours and does no I/O. Modules: `hashing`, `events`, `stream`, `replay`, `index`, `errors`.
+Imports nothing of ours and does no I/O.
+
+- `kvcore.hashing`: `pack_tokens`, `seed_of`, `local_hashes`, `chain_hashes`, `sequence_hashes_with_tail`, `pack_chain`,
+  `unpack_chain`, `multimodal_hash`.
+- `kvcore.events`: `decode_batch`, `Batch`, `Stored`, `Removed`, `Cleared`, `Tier`.
+- `kvcore.stream`: `StreamRecovery` with its events and effects; `kvcore.replay`: `request_frames`, `parse_reply`.
+- `kvcore.index`: `PrefixIndex`, `IndexLimits`, `ApplyResult`, `RankMatch`, `IndexStats`.
+- `kvcore.errors`: `KvCoreError` and what derives from it.
 """
+
+from kvcore.errors import BadBatchError, BadDumpError, BadReplayError, BlockSizeError, KvCoreError, TokensError
+from kvcore.events import Batch, Cleared, Event, Removed, Stored, Tier, decode_batch
+from kvcore.hashing import (
+    chain_hashes,
+    local_hashes,
+    multimodal_hash,
+    pack_chain,
+    pack_tokens,
+    seed_of,
+    sequence_hashes_with_tail,
+    unpack_chain,
+    unpack_tokens,
+)
+from kvcore.index import IndexLimits, IndexStats, PrefixIndex, RankMatch
+from kvcore.residency import ApplyResult
+from kvcore.stream import Limits, StreamRecovery
+
+__all__ = [
+    "ApplyResult",
+    "BadBatchError",
+    "BadDumpError",
+    "BadReplayError",
+    "Batch",
+    "BlockSizeError",
+    "Cleared",
+    "Event",
+    "IndexLimits",
+    "IndexStats",
+    "KvCoreError",
+    "Limits",
+    "PrefixIndex",
+    "RankMatch",
+    "Removed",
+    "Stored",
+    "StreamRecovery",
+    "Tier",
+    "TokensError",
+    "chain_hashes",
+    "decode_batch",
+    "local_hashes",
+    "multimodal_hash",
+    "pack_chain",
+    "pack_tokens",
+    "seed_of",
+    "sequence_hashes_with_tail",
+    "unpack_chain",
+    "unpack_tokens",
+]

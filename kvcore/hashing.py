@@ -88,6 +88,13 @@ def unpack_chain(chain: bytes) -> tuple[int, ...]:
     return Struct(f"<{len(chain) // _HASH_BYTES}Q").unpack_from(chain)
 
 
+def chain_view(chain: bytes) -> Sequence[int]:
+    """Like `unpack_chain`, but each hash is read when it is looked at, where the machine's byte order allows."""
+    if sys.byteorder != "little":
+        return unpack_chain(chain)
+    return memoryview(chain)[: len(chain) // _HASH_BYTES * _HASH_BYTES].cast("Q")
+
+
 def local_hashes(
     tokens: Tokens, block_size: int, *, seed: int = SEED, mm: Multimodal | None = None, eagle: bool = False
 ) -> list[int]:

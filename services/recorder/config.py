@@ -17,8 +17,8 @@ class RecorderSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown
     ``fsync`` says when the disk must have them. Rows are acknowledged to JetStream after that, so a killed process
     loses nothing in any mode. ``member`` (default, one sync per flush) also survives a power cut; ``segment`` and
     ``never`` may lose the rows of the last seconds in one. ``durable`` names the consumer: two recorders with the same
-    name share the rows between them, two names each get all. ``recent_rows`` is how far back a redelivered row is
-    recognised.
+    name share the rows between them, two names each get all. ``ack_wait_s``: rows that a killed recorder had taken come
+    again after it. ``recent_rows`` is how far back a redelivered row is recognised.
     """
 
     sinks: tuple[Sink, ...] = ("file",)
@@ -27,7 +27,7 @@ class RecorderSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown
     durable: str = "recorder"
     filter_subject: str = TRACE_SUBJECTS
     fetch_rows: int = 256
-    ack_wait_s: float = 30.0
+    ack_wait_s: float = 5.0
     flush_bytes: int = 1_048_576
     flush_interval_ms: int = 1_000
     roll_bytes: int = 268_435_456

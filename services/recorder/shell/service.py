@@ -90,9 +90,28 @@ class RecorderService:
             due_s = core.next_flush_in_s(time.time())
             rows = await self._fetch(consumer, _IDLE_FETCH_S if due_s is None else min(_IDLE_FETCH_S, due_s))
             await self._handle(core, consumer, rows or [None])
-        while rows := await self._fetch(consumer, _DRAIN_FETCH_S):
-            await self._handle(core, consumer, rows)
+        await self._drain(core, consumer)
+
+    async def _drain(self, core: RecorderCore, consumer: Consumer) -> None:
+        """What the stream holds now, rows included that a killed predecessor took and that come again after
+        ``ack_wait_s``; not what is published meanwhile."""
+        give_up = time.monotonic() + self._settings.ack_wait_s + _DRAIN_FETCH_S
+        left = await self._pending(consumer) - core.waiting_rows
+        while left > 0 and time.monotonic() < give_up:
+            rows = await self._fetch(consumer, _DRAIN_FETCH_S)
+            await self._handle(core, consumer, rows or [None])
+            left -= len(rows)
+            if not rows:
+                left = min(left, await self._pending(consumer) - core.waiting_rows)
         await self._perform(core, consumer, core.handle(StopAsked(), time.time()))
+
+    async def _pending(self, consumer: Consumer) -> int:
+        """Rows that are not acknowledged; 0 while the bus is away, for then nothing can be drained."""
+        try:
+            return await consumer.pending()
+        except BusError as error:
+            log.warning("drain_without_bus", reason=error.reason)
+            return 0
 
     async def _fetch(self, consumer: Consumer, timeout_s: float) -> list[StoredRow]:
         """Rows, or nothing. A bus that is away is waited for; the bus layer says when it is gone for good."""

@@ -116,7 +116,7 @@ def test_chat_options() -> None:
     assert continued.endswith("<|im_start|>assistant\nso far")
 
 
-SYSTEM = [
+SYSTEM: list[dict[str, Any]] = [
     {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.1de;"},
     {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
 ]

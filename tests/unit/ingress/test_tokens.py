@@ -55,7 +55,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps, st.sampled_from([1_500, 4_000, 1_000_000]), st.sampled_from([b"", pack_tokens([1])]))
 def test_cached_is_what_encoding_from_scratch_gives(
     script: list[tuple[object, ...]], max_bytes: int, leading: bytes
@@ -173,7 +173,7 @@ def test_a_chain_continues_exactly(block_size: int) -> None:
         assert chained(tokens, block_size, whole.chain[: blocks * 8]) == whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 9), max_size=40), st.integers(0, 40))
 def test_where_two_prompts_part(one: list[int], other: list[int], common: int) -> None:
     """The break position is the number of equal blocks from the start (C5)."""

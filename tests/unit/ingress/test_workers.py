@@ -119,7 +119,7 @@ workers_of = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(workers_of, st.text(max_size=12))
 def test_placement_is_stable(states: list[WorkerState], session: str) -> None:
     """The same session goes to the same place whatever the order, and moves only when its own worker goes."""

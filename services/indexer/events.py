@@ -63,7 +63,12 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes: silent workers are lost, postponed snapshots are asked for. Several times a second."""
+    """Time passes, several times a second: silent workers are lost, postponed snapshots are asked for.
+
+    ``connected``: whether the bus is there; while it is not, silence says nothing.
+    """
+
+    connected: bool = True
 
 
 IndexerEvent = BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | DecisionSeen | RequestEnded | Tick

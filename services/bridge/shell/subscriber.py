@@ -108,15 +108,13 @@ class EventSubscriber:
             else:
                 subscriber.connect(source.events)
         except zmq.ZMQError as error:
-            subscriber.disable_monitor()
-            subscriber.close()
+            _close(subscriber, monitor)
             raise BadEndpointError(source.events, str(error)) from error
         return source, subscriber, monitor
 
     def _close_sockets(self) -> None:
-        for _, subscriber, _ in self._sockets:
-            subscriber.disable_monitor()
-            subscriber.close()
+        for _, subscriber, monitor in self._sockets:
+            _close(subscriber, monitor)
         self._sockets.clear()
 
     # Everything below runs in the thread.
@@ -194,3 +192,10 @@ class EventSubscriber:
             taken.append(self._queue.popleft())
         if taken:
             self._deliver(self, taken)
+
+
+def _close(subscriber: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    """Both ends of the monitor too: the context waits for every socket."""
+    subscriber.disable_monitor()
+    monitor.close(linger=0)
+    subscriber.close(linger=0)

@@ -1,0 +1,71 @@
+"""One source of the index: the stream of one rank of one worker, and how far its picture can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcore.stream import Limits, StreamRecovery
+from schemas.index import SourceHealth
+from schemas.worker import RankStream, WorkerState
+from services.indexer.parity import ParityRules, SourceParity
+
+_ON_ITS_WAY = frozenset({"connecting", "reconnecting", "connected", "restarted", "gap", "late_start"})
+"""Reasons of a bridge's stream that pass by themselves; any other says that history is missing for good."""
+
+
+@dataclass(slots=True)
+class Source:
+    """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers."""
+
+    worker: str
+    rank: int
+    machine: StreamRecovery
+    parity: SourceParity
+    since: float
+    stream: RankStream | None = None
+    wants: int | None = None
+    told: tuple[object, ...] = ()
+    health: SourceHealth = "blind"
+    reason: str | None = "no_events"
+
+    @classmethod
+    def new(cls, worker: str, rank: int, limits: Limits, rules: ParityRules, now: float) -> Source:
+        """A source that nothing is known of."""
+        return cls(worker, rank, StreamRecovery("snapshot", limits), SourceParity(rules), now)
+
+    def judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:
+        """How far to trust it, and unless fully, why. ``state``: the worker's last fact."""
+        health, reason = self._judge(state)
+        self.health, self.reason = health, reason
+        return health, reason
+
+    def _judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:
+        if state is None:
+            return "blind", "unknown_worker"
+        if state.health == "mismatch":
+            return "blind", "block_size"
+        stream, machine = self.stream, self.machine
+        if stream is None:
+            return "blind", "no_events"
+        if stream.state == "blind":
+            return "blind", stream.reason or "no_events"
+        if machine.state != "synced":
+            return machine.state, machine.reason
+        if stream.state == "catching_up":
+            passing = stream.reason is None or stream.reason in _ON_ITS_WAY
+            return "catching_up" if passing else "approximate", stream.reason
+        problem = self.parity.problem
+        return ("approximate", problem) if problem else ("synced", None)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker as its bridge described it last. ``models``: every name under which it serves (adapters too)."""
+
+    state: WorkerState
+    heard_at: float
+    models: frozenset[str]
+
+    @classmethod
+    def new(cls, state: WorkerState, now: float) -> Worker:
+        return cls(state, now, frozenset({state.profile.model, *state.profile.models}))

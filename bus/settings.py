@@ -218,7 +218,7 @@ def _from_environment(
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in NOT_SETTINGS or name.startswith(foreign):
             continue
-        if _SERVICE_LINK.search(name) or environ[name].startswith(("tcp://", "udp://")):
+        if _SERVICE_LINK.search(name) or (name.endswith("_PORT") and environ[name].startswith(("tcp://", "udp://"))):
             continue
         key = name.removeprefix(own).lower()
         if name.startswith(own):

@@ -11,6 +11,7 @@ from services.ingress.canonical import conversation_of
 from services.ingress.endpoints import ChatPrompt, Endpoint, read_request
 from services.ingress.errors import TemplateError
 from services.ingress.prompts import ChatTemplate, render_prompt
+from services.ingress.tokens import from_ids, shared_blocks
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -174,13 +175,23 @@ def test_rolling_cache_marks_and_shapes_do_not_show() -> None:
 
 
 def test_the_billing_line_may_be_left_out() -> None:
-    """Two sessions that differ in the attribution line only: different as sent, equal when it is dropped (C5)."""
+    """Two sessions that differ in the attribution line only: their prefix breaks inside that line as sent, and nowhere
+    when it is dropped; the bodies are not touched (C5)."""
     other = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.7e6;"}, SYSTEM[1]]
     given = [
         prompt("messages", system=system, messages=[{"role": "user", "content": "hi"}]) for system in (SYSTEM, other)
     ]
-    assert len({render_prompt(template(CHATML), one) for one in given}) == 2
-    assert len({render_prompt(template(CHATML), one, drop_billing_line=True) for one in given}) == 1
+
+    def chains(drop_billing_line: bool) -> list[bytes]:
+        """Chains of the two prompts, one token a character."""
+        rendered = [render_prompt(template(CHATML), one, drop_billing_line=drop_billing_line) for one in given]
+        return [from_ids(map(ord, text), 8).chain for text in rendered]
+
+    before = chains(drop_billing_line=False)
+    place = len("<s><|im_start|>system\nx-anthropic-billing-header: cc_version=2.1.332.")
+    assert shared_blocks(*before) == place // 8 < len(before[0]) // 8
+    after = chains(drop_billing_line=True)
+    assert shared_blocks(*after) == len(after[0]) // 8 == len(after[1]) // 8
 
 
 def test_responses_items() -> None:

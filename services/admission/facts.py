@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
+from bus.facts import FactNumbers
 from schemas.admit import Grant
 from schemas.decision import Decision
 from schemas.request import RequestEnd
@@ -16,26 +15,17 @@ from services.admission.sessions import SessionChange
 
 
 class FactWriter:
-    """Makes facts of one leadership. ``seq`` counts from 0 per family and epoch."""
+    """Makes facts of one leadership; its epoch is theirs."""
 
     def __init__(self, source: str, epoch: int) -> None:
-        self.source = source
         self.epoch = epoch
-        self._sequences: Counter[str] = Counter()
-
-    def _next(self, family: str) -> int:
-        seq = self._sequences[family]
-        self._sequences[family] += 1
-        return seq
+        self._numbers = FactNumbers(source, epoch)
 
     def session(self, change: SessionChange, now: float) -> SessionFact:
         """A transition of a session."""
         session = change.session
         return SessionFact(
-            source=self.source,
-            epoch=self.epoch,
-            seq=self._next("session"),
-            at_ms=int(now * 1000),
+            **self._numbers.stamp(f"session.{change.state}", now),
             session=session.identity.key,
             session_id=session.identity.session_id,
             state=change.state,
@@ -52,10 +42,7 @@ class FactWriter:
     def lost_end(self, record: RequestRecord, reason: str, now: float) -> RequestEnd:
         """The end of a request whose ingress is lost."""
         return RequestEnd(
-            source=self.source,
-            epoch=self.epoch,
-            seq=self._next("request_end"),
-            at_ms=int(now * 1000),
+            **self._numbers.stamp("request.end", now),
             request_id=record.request_id,
             model=record.model,
             identity=record.identity,
@@ -87,10 +74,7 @@ class FactWriter:
         """The decision that made ``grant``. ``policy``: the user's policy that chose, if one did."""
         request, chosen = ask.request, placement.chosen
         return Decision(
-            source=self.source,
-            epoch=self.epoch,
-            seq=self._next("decision"),
-            at_ms=int(now * 1000),
+            **self._numbers.stamp("decision", now),
             request_id=request.request_id,
             model=request.model,
             worker=chosen.worker,

@@ -9,6 +9,7 @@ from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bus.facts import GapCounter
 from schemas.decision import Decision
 from services.admission.core import Core
 
@@ -18,8 +19,9 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class AdmissionMetrics(Collector):
     """Counters and tables of one core. Never labelled by session or request."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, gaps: GapCounter) -> None:
         self._core = core
+        self._gaps = gaps
         self.bad_messages: Counter[str] = Counter()
         self.publish_failed: Counter[str] = Counter()
         self._wait = Histogram(
@@ -86,6 +88,7 @@ class AdmissionMetrics(Collector):
         yield _totals("requests_lost", "Requests ended for their lost ingress.", "reason", counters.lost)
         yield _totals("workers_lost", "Workers lost.", "reason", counters.workers_lost)
         yield _totals("session_transitions", "Transitions of sessions.", "state", counters.sessions)
+        yield _totals("facts_missed", "Facts lost on the way, by family.", "family", self._gaps.missed)
         yield _totals("admission_bad_messages", "Messages that could not be read.", "kind", self.bad_messages)
         yield _totals("admission_publish_failed", "Messages that could not be sent.", "reason", self.publish_failed)
 

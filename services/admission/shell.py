@@ -12,14 +12,15 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bus import subjects
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
+from bus.facts import GapCounter, subject_family
 from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints
 from bus.leadership import Leadership
 from bus.log import EventLog
-from bus.rows import RowPublisher
+from bus.rows import RowCollector, RowPublisher
 from bus.service import package_version
 from bus.tasks import Tasks
 from schemas.admit import AdmitCancel, AdmitRequest
-from schemas.base import BadMessageError, from_json, from_msgpack, to_json, to_msgpack
+from schemas.base import BadMessageError, Fact, from_json, from_msgpack, to_json, to_msgpack
 from schemas.decision import Decision
 from schemas.index import MatchReply
 from schemas.ingress import IngressState
@@ -55,6 +56,7 @@ log = EventLog(__name__)
 LEADER_KEY = "admission"
 TICK_S = 0.1
 M = TypeVar("M")
+F = TypeVar("F", bound=Fact)
 
 
 class AdmissionService:
@@ -64,20 +66,32 @@ class AdmissionService:
         self._settings = settings
         self._registry = registry
         self._core = Core(settings, settings.instance, random.Random(settings.seed).randrange, time.time())  # noqa: S311
-        self._metrics = AdmissionMetrics(self._core)
+        self._gaps = GapCounter()
+        self._metrics = AdmissionMetrics(self._core, self._gaps)
         self._bus: Bus
         self._tasks: Tasks
         self._rows: RowPublisher
+        self._row_metrics: RowCollector
         self._leadership: Leadership
         self._served: ServedEndpoints | None = None
+        self._request_facts: dict[str, Callable[[BusMessage], None]] = {}
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Listen to facts first, then answer, then try to lead."""
         self._bus, self._tasks = bus, tasks
         self._registry.register(self._metrics)
         self._rows = RowPublisher(bus, tasks)
+        self._row_metrics = RowCollector(self._rows)
+        self._registry.register(self._row_metrics)
         await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, WorkerStated))
         await bus.subscribe(f"{subjects.ROOT}.ingress.state.*", self._facts(IngressState, IngressStated))
+        self._request_facts = {
+            "accepted": self._facts(RequestAccepted, Accepted),
+            "dispatched": self._facts(RequestDispatched, Dispatched),
+            "first_token": self._facts(RequestFirstToken, FirstToken),
+            "end": self._facts(RequestEnd, Ended),
+        }
+        # One subscription for all of a request's life: its facts come in the order they were sent.
         await bus.subscribe(f"{subjects.ROOT}.request.*.*", self._on_request_fact)
         await bus.subscribe(f"{subjects.ROOT}.decision.*", self._on_decision)
         endpoints = [
@@ -116,37 +130,25 @@ class AdmissionService:
             await self._served.stop()
         await self._rows.drain(timeout_s)
         self._registry.unregister(self._metrics)
+        self._registry.unregister(self._row_metrics)
 
     # In
 
-    def _facts(self, kind: type[M], event: Callable[[M], Event]) -> Callable[[BusMessage], None]:
-        """A handler of the facts of one subject."""
+    def _facts(self, kind: type[F], event: Callable[[F], Event]) -> Callable[[BusMessage], None]:
+        """A handler of the facts of one kind."""
 
         def on_fact(message: BusMessage) -> None:
             fact = self._decode(message, kind, from_json)
             if fact is not None:
+                self._gaps.see(subject_family(message.subject), fact)
                 self._handle(event(fact))
 
         return on_fact
 
     def _on_request_fact(self, message: BusMessage) -> None:
-        match message.subject.split(".", 4)[3]:
-            case "accepted":
-                accepted = self._decode(message, RequestAccepted, from_json)
-                if accepted is not None:
-                    self._handle(Accepted(accepted))
-            case "dispatched":
-                dispatched = self._decode(message, RequestDispatched, from_json)
-                if dispatched is not None:
-                    self._handle(Dispatched(dispatched))
-            case "first_token":
-                first = self._decode(message, RequestFirstToken, from_json)
-                if first is not None:
-                    self._handle(FirstToken(first))
-            case "end":
-                end = self._decode(message, RequestEnd, from_json)
-                if end is not None:
-                    self._handle(Ended(end))
+        handler = self._request_facts.get(message.subject.split(".", 4)[3])
+        if handler is not None:
+            handler(message)
 
     def _on_decision(self, message: BusMessage) -> None:
         if self._core.leading:

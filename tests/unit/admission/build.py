@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from schemas.admit import AdmitCancel, AdmitRequest, Granted, Held, Refused
-from schemas.decision import Decision
 from schemas.index import MatchReply, SourceHealth, TierBlocks, WorkerMatch
 from schemas.ingress import InFlight, IngressState
 from schemas.request import Outcome, RequestAccepted, RequestDispatched, RequestEnd, Usage
-from schemas.session import Family, RequestKind, SessionFact, SessionIdentity, SessionKey
+from schemas.session import Family, RequestKind, SessionIdentity, SessionKey
 from schemas.worker import RankLoad, WorkerHealth, WorkerProfile, WorkerState
 from services.admission.config import AdmissionSettings
 from services.admission.core import Core
@@ -301,6 +300,3 @@ def check_books(core: Core) -> None:
         found = [account.requests, account.waiting, account.prefill_tokens, account.blocks]
         assert sums.pop(rank, [0, 0, 0, 0]) == found
     assert not sums
-
-
-__all__ = ["Decision", "SessionFact", "TierBlocks"]

@@ -59,7 +59,7 @@ def test_asking_again_returns_the_same_grant() -> None:
 
 
 def test_a_second_attempt_releases_the_first_and_goes_elsewhere() -> None:
-    """One retry before the first byte: attempt 1 excludes the worker that failed; its grant is gone, the turn counted once."""
+    """One retry before the first byte: the first grant is gone, another worker has the second, the turn counts once."""
     core = driven()
     core.workers("a", "b")
     first = granted(core.ask(ask("r1")))
@@ -133,7 +133,7 @@ def test_a_stale_scrape_does_not_move_the_burst() -> None:
 
 
 def test_a_session_stays_with_its_worker_and_a_child_starts_with_its_parents() -> None:
-    """Stickiness is a preference: with equal costs the previous worker is taken every time, the parent's for a child."""
+    """With equal costs the previous worker is taken every time, and the parent's for a child's first turn."""
     core = driven()
     core.workers("a", "b", "c", "d")
     first = granted(core.ask(ask("r0"))).grant.worker
@@ -191,7 +191,7 @@ def test_an_answer_to_a_question_that_is_not_open_changes_nothing() -> None:
     assert core.do(MatchAnswered(ticket, match_reply({"a": 4}))) == []
     core.ask(ask("r2"))
     ticket = core.questions[-1].ticket
-    assert granted(core.do(MatchAnswered(ticket, match_reply({"a": 4}))))
+    assert granted(core.do(MatchAnswered(ticket, match_reply({"a": 4})))).request_id == "r2"
     assert core.do(MatchAnswered(ticket, match_reply({"a": 4}))) == []
     assert core.do(MatchFailed(ticket, "index_late")) == []
 
@@ -205,7 +205,7 @@ def test_an_ask_without_a_chain_does_not_ask_the_index() -> None:
     assert core.questions == []
 
 
-# Holds (D4)
+# Holds
 
 
 def test_a_turn_waits_only_when_every_eligible_rank_is_full_and_runs_when_one_is_free() -> None:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schemas.admit import Granted, Held, Refused
+from schemas.admit import AdmitRequest, Granted, Held, Refused
 from schemas.request import RequestEnd, Usage
 from services.admission.effects import AskIndex, Effect, Publish, Reply, WriteRow
 from services.admission.events import LeadershipChanged, MatchAnswered, MatchFailed, Tick, WorkerStated
@@ -118,7 +118,7 @@ class Books(RuleBasedStateMachine):
             self.core.accept(accepted(owed.request_id, session, ingress=ingress, epoch=owed.epoch))
         self.do(self.core.ask(self.message(owed)))
 
-    def message(self, owed: Owed, excluded: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    def message(self, owed: Owed, excluded: tuple[str, ...] = ()) -> AdmitRequest:
         return ask(
             owed.request_id,
             owed.session,
@@ -203,7 +203,7 @@ class Books(RuleBasedStateMachine):
         else:
             self.do(self.core.do(MatchFailed(ticket, "index_late")))
 
-    @precondition(lambda self: self.stale)
+    @precondition(lambda self: bool(self.stale))
     @rule(data=st.data())
     def index_answers_twice(self, data: st.DataObject) -> None:
         assert self.core.do(MatchFailed(data.draw(st.sampled_from(self.stale)), "index_late")) == []

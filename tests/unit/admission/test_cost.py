@@ -64,7 +64,7 @@ def test_credit_never_makes_prefill_negative() -> None:
 
 
 def test_decay_takes_device_credit_from_a_backlogged_rank() -> None:
-    """Spec §4.1: delta = 1/(1 + decay * backlog/R); 128 tokens more than the least, 4 blocks, decay 1: 1/3 of the credit."""
+    """Spec §4.1: delta = 1/(1 + decay * backlog/R): 8 blocks behind the least, R 4, decay 1: a third of the credit."""
     weights = CostWeights(overlap_score_credit_decay=1.0)
     _, parts = cost(
         weights,

@@ -26,7 +26,7 @@ from kvcore.hashing import chain_view
 from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without_holes, select
 from kvcore.residency import TIERS, ApplyResult, Masks, Residency, copies_in
 
-_SHRINK_FROM = 65_536
+_SHRINK_FROM = 4_096
 
 
 @dataclass(frozen=True, slots=True)

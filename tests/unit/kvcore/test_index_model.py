@@ -1,0 +1,204 @@
+"""The prefix index against a naive model: any history of stores, removals, clears, restarts, tier moves and reloads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcore.events import Cleared, Removed, Stored, Tier
+from kvcore.index import IndexLimits, PrefixIndex
+from kvcore.residency import best_tier
+from tests.unit.kvcore.making import BLOCK_SIZE, batch, chain_of_names, tiers, tokens_of
+
+# A small forest of blocks: the parent of each.
+PARENTS: tuple[int | None, ...] = (None, 0, 1, 2, 1, 4, 0, 6, None, 8)
+RANKS = (("a", 0), ("a", 1), ("b", 0))
+# (tier, held by a connector)
+PLACES = ((Tier.DEVICE, False), (Tier.HOST, True), (Tier.DISK, False))
+
+
+def path(node: int) -> list[int]:
+    """Blocks from the root to ``node``."""
+    parent = PARENTS[node]
+    return [*([] if parent is None else path(parent)), node]
+
+
+PATHS = [path(node) for node in range(len(PARENTS))]
+CHAINS = [chain_of_names(names) for names in PATHS]
+
+NODES = st.integers(0, len(PARENTS) - 1)
+WHO = st.integers(0, len(RANKS) - 1)
+WHERE = st.integers(0, len(PLACES) - 1)
+NAMESPACE = st.integers(0, 1)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("store"), WHO, NODES, st.integers(1, 4), WHERE, st.booleans(), NAMESPACE),
+    st.tuples(st.just("remove"), WHO, NODES, WHERE, NAMESPACE),
+    st.tuples(st.just("remove"), WHO, NODES, WHERE, NAMESPACE),
+    st.tuples(st.just("clear"), WHO),
+    st.tuples(st.just("restart"), WHO),
+    st.tuples(st.just("reload"), WHO),
+)
+
+
+def engine_hash(who: int, node: int, namespace: int) -> int:
+    return 1 + node + 100 * namespace + 1000 * who
+
+
+@dataclass
+class NaiveRank:
+    """Copies and parents per engine hash; identity is worked out when asked."""
+
+    copies: Counter[tuple[int, int]] = field(default_factory=Counter)
+    nodes: dict[int, int] = field(default_factory=dict)
+    parents: dict[int, int | None] = field(default_factory=dict)
+
+    def identified(self, engine: int) -> bool:
+        if engine not in self.parents:
+            return False
+        parent = self.parents[engine]
+        return parent is None or self.identified(parent)
+
+    def place_of(self, node: int) -> int | None:
+        """Best place that holds the block, under whatever engine hash."""
+        places = [
+            place
+            for (engine, place), count in self.copies.items()
+            if count and self.identified(engine) and self.nodes[engine] == node
+        ]
+        return min(places, default=None)
+
+    def clear_pool(self) -> None:
+        for engine, place in list(self.copies):
+            if not PLACES[place][1] or not self.identified(engine):
+                del self.copies[engine, place]
+        kept = {engine for (engine, _), count in self.copies.items() if count}
+        # What is kept keeps its identity; nothing else is known any more.
+        self.parents = {engine: None for engine in self.parents if engine in kept and self.identified(engine)}
+
+
+@settings(max_examples=120, deadline=None)
+@given(operations=st.lists(OPERATIONS, max_size=40), hidden_namespaces=st.booleans(), tight=st.booleans())
+def test_any_history_against_a_naive_model(
+    operations: list[tuple[object, ...]], hidden_namespaces: bool, tight: bool
+) -> None:
+    """After every step each rank's match of every chain is the model's, whatever came in whatever order; under tight
+    bounds it is never more than the model's."""
+    limits = IndexLimits(max_blocks=20, max_held=4, max_remembered=2) if tight else IndexLimits()
+    index = PrefixIndex(limits)
+    model = [NaiveRank() for _ in RANKS]
+    for operation in operations:
+        match operation:
+            case ("store", int(who), int(node), int(length), int(where), bool(with_tokens), int(namespace)):
+                names = PATHS[node][-length:]
+                space = namespace if hidden_namespaces else 0
+                hashes = [engine_hash(who, name, space) for name in names]
+                above = PARENTS[names[0]]
+                parent = None if above is None else engine_hash(who, above, space)
+                tier, connector = PLACES[where]
+                event = Stored(
+                    hashes=tuple(hashes),
+                    parent=parent if with_tokens else None,
+                    tokens=tokens_of(names) if with_tokens else b"",
+                    block_size=BLOCK_SIZE if with_tokens else 0,
+                    tier=tier,
+                    connector=connector,
+                )
+                index.apply(*RANKS[who], batch(event))
+                for name, engine in zip(names, hashes, strict=True):
+                    model[who].nodes[engine] = name
+                    model[who].copies[engine, where] += 1
+                    if with_tokens and not model[who].identified(engine):
+                        model[who].parents[engine] = parent
+                    parent = engine
+            case ("remove", int(who), int(node), int(where), int(namespace)):
+                engine = engine_hash(who, node, namespace if hidden_namespaces else 0)
+                held = model[who].copies[engine, where] > 0
+                if not held and hidden_namespaces:
+                    continue  # copies of one block are shared between its names: an engine that lies takes another's
+                result = index.apply(*RANKS[who], batch(Removed(hashes=(engine,), tier=PLACES[where][0])))
+                assert result.removed + result.unknown_removed == 1
+                assert result.removed <= held if tight else result.removed == held
+                model[who].copies[engine, where] -= held
+            case ("clear", int(who)):
+                index.apply(*RANKS[who], batch(Cleared()))
+                model[who].clear_pool()
+            case ("restart", int(who)):
+                index.clear_rank(*RANKS[who])
+                model[who] = NaiveRank()
+            case ("reload", int(who)):
+                fresh = PrefixIndex(limits)
+                fresh.load(index.dump())
+                assert fresh.content() == index.content()
+                index = fresh
+        compare(index, model, exact=not tight)
+        check_bookkeeping(index)
+    for rank in RANKS:
+        index.remove_worker(rank[0])
+    assert index.stats().known == index.stats().unique == 0
+
+
+def compare(index: PrefixIndex, model: list[NaiveRank], *, exact: bool) -> None:
+    places = [[rank.place_of(node) for node in range(len(PARENTS))] for rank in model]
+    for names, chain in zip(PATHS, CHAINS, strict=True):
+        expected: dict[tuple[str, int], tuple[int, ...]] = {}
+        for who, rank in enumerate(RANKS):
+            counts = [0, 0, 0, 0]
+            for name in names:
+                place = places[who][name]
+                if place is None:
+                    break
+                counts[PLACES[place][0]] += 1
+            if any(counts):
+                expected[rank] = tuple(counts)
+        found = tiers(index, chain)
+        if exact:
+            assert found == expected
+        for rank, blocks in found.items():
+            assert sum(blocks) <= sum(expected[rank])
+
+
+def check_bookkeeping(index: PrefixIndex) -> None:
+    """What is counted on the way equals what can be counted now."""
+    presence: Counter[int] = Counter()
+    for owner in index._ranks.values():
+        for group in owner.groups.values():
+            blocks = {id(block): block for block in group.blocks.values()}
+            present = {key for key, block in blocks.items() if block.copies and block.own is not None}
+            parents = {key: group.blocks.get(blocks[key].parent or 0) for key in present if blocks[key].parent}
+            children = Counter(id(parent) for parent in parents.values())
+            assert {key: block.children for key, block in blocks.items() if block.children} == dict(children)
+            assert group.holes == sum(id(parent) not in present for parent in parents.values())
+            assert group.present == len(present)
+            owns = {blocks[key].own for key in present}
+            assert len(owns) == len(present)
+            presence.update({own: group.bit for own in owns if own is not None})
+            assert group.lowered == sum(best_tier(blocks[key].copies) > 0 for key in present)
+            assert bool(index._holed & group.bit) == (group.holes > 0)
+    assert index._masks.presence == dict(presence)
+    stats = index.stats()
+    assert stats.known == sum(len(group.blocks) for owner in index._ranks.values() for group in owner.groups.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
+def test_order_of_stores_and_removals_does_not_matter(order: list[int], gone: set[int]) -> None:
+    """A chain stored block by block in any order, some blocks removed: the same content as in chain order."""
+
+    def build(nodes: list[int]) -> PrefixIndex:
+        index = PrefixIndex()
+        for node in nodes:
+            parent = None if node == 0 else node
+            event = Stored(hashes=(node + 1,), parent=parent, tokens=tokens_of([node]), block_size=BLOCK_SIZE)
+            index.apply("w", 0, batch(event))
+            if node in gone:
+                index.apply("w", 0, batch(Removed(hashes=(node + 1,))))
+        return index
+
+    index = build(order)
+    assert index.content() == build(sorted(order)).content()
+    assert index.stats().held == 0
+    holes = {node for node in range(1, 8) if node not in gone and node - 1 in gone}
+    assert bool(index.stats().holed) == bool(holes)

@@ -8,8 +8,8 @@
     finally:
         stream.close()
 
-A request written on a connection that had been kept and was closed by the server before any byte of the answer
-came is sent once more, on a new connection.
+A request written on a connection that had been kept and was closed by the server at once, before any byte of the
+answer came, is sent once more, on a new connection.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class ClientLimits:
 
     ``idle_per_origin``: connections kept per origin; ``keepalive_s``: for how long (below what servers keep: uvicorn
     5 s). ``answer_bytes``: the largest answer that `HttpClient.fetch` takes. ``high_bytes``: unread bytes of a
-    streaming answer at which reading from the network stops.
+    streaming answer at which reading from the network stops. ``stale_s``: a kept connection that is lost later than
+    this after a request was written on it was not stale: the server had begun to work.
     """
 
     idle_per_origin: int = 256
     keepalive_s: float = 4.0
     answer_bytes: int = 64 * 1024 * 1024
     high_bytes: int = 262_144
+    stale_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,12 @@ class HttpClient:
         connection = self._take(address)
         if connection is not None:
             self.reused += 1
+            loop = asyncio.get_running_loop()
+            asked_at = loop.time()
             try:
                 return await self._ask(connection, method, head, body, timeouts, started_at)
             except ConnectionLostError as error:
-                if error.bytes_received:
+                if error.bytes_received or loop.time() - asked_at > self.limits.stale_s:
                     raise
                 self.retried += 1
         connection = await self._connect(address, min(timeouts.connect_s, timeouts.total_s))

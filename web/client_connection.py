@@ -51,6 +51,7 @@ class ClientConnection(asyncio.Protocol):
         self._status = 0
         self._headers: Headers = []
         self._until_close = False
+        self._pieces: list[bytes] = []
         self.idle_since = 0.0
         self.answers = 0
 
@@ -85,20 +86,18 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
             return
         stream.bytes_received += len(data)
+        problem: BadAnswerError | None = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            stream.fail(BadAnswerError("the server switched protocols unasked"))
-            self.abort()
-        except httptools.HttpParserCallbackError as error:
-            # Not the server's fault: a sink of `pipe` raised, and its reader shall see what.
-            self._stream = None
-            stream.fail(error.__context__ if isinstance(error.__context__, Exception) else error)
-            self.abort()
+            problem = BadAnswerError("the server switched protocols unasked")
         except httptools.HttpParserError as error:
+            problem = BadAnswerError(f"not an HTTP answer: {error}")
+        self._hand_over()
+        if problem is not None:
             if self._stream is not None:
                 self._stream = None
-                stream.fail(BadAnswerError(f"not an HTTP answer: {error}"))
+                stream.fail(problem)
             self.abort()
 
     def eof_received(self) -> bool:
@@ -143,10 +142,27 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def on_body(self, body: bytes) -> None:
-        if self._stream is not None:
-            self._stream.push(body)
+        self._pieces.append(body)
+
+    def _hand_over(self) -> None:
+        """Give the stream what one read brought, in one piece however many chunks it was sent in."""
+        pieces = self._pieces
+        if not pieces:
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            stream.push(data)
+        except Exception as error:  # noqa: BLE001 - the sink's own fault: whoever pipes shall see it
+            self._stream = None
+            stream.fail(error)
+            self.abort()
 
     def on_message_complete(self) -> None:
+        self._hand_over()
         stream = self._stream
         if stream is None or not stream.begun:
             return

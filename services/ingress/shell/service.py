@@ -34,7 +34,7 @@ TICK_S = 1.0
 
 
 class IngressService:
-    """See `bus.service.Service`."""
+    """See `bus.service.Service`. ``_levels`` is there once the rest is."""
 
     def __init__(self, settings: IngressSettings, registry: CollectorRegistry = REGISTRY) -> None:
         self._settings = settings
@@ -64,6 +64,21 @@ class IngressService:
         """Where clients connect."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         return f"http://{host}:{self._server.port}"
+
+    @property
+    def in_flight(self) -> int:
+        """Accepted requests that have not ended."""
+        return len(self._core)
+
+    @property
+    def workers(self) -> int:
+        """Workers that are heard."""
+        return len(self._core.workers)
+
+    @property
+    def open_connections(self) -> int:
+        """Of clients."""
+        return self._server.open_connections
 
     def cached_tokens(self) -> tuple[int, int]:
         """Tokens found in the prompt caches, and encoded, since the start."""
@@ -144,6 +159,9 @@ class IngressService:
 
     async def stop(self, timeout_s: float) -> None:
         """Stop accepting, let streams finish, end what is left, wait until every row is acknowledged."""
+        if self._levels is None:
+            await self._abandon()
+            return
         deadline = time.monotonic() + timeout_s
         reserve_s = min(3.0, timeout_s / 3)
         self._dispatcher.deliver(StopAsked())
@@ -157,8 +175,13 @@ class IngressService:
             await self._bus.flush(timeout_s=1.0)
         except BusError as error:
             log.warning("last_facts_not_flushed", reason=error.reason)
-        if self._levels is not None:
-            self._registry.unregister(self._levels)
+        self._registry.unregister(self._levels)
+        self._metrics.unregister()
+
+    async def _abandon(self) -> None:
+        """Stop what never started (a tokenizer could not be read)."""
+        await self._client.close()
+        self._counter.close()
         self._metrics.unregister()
 
     async def _tick(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,9 @@ class SimulatedEngine:
         assert answer.status == 200, answer.body
 
     async def behave(self) -> None:
-        await self.misbehave(die_after_chunks=None, stall="none", error_requests=0, usage="normal")
+        await self.misbehave(
+            die_after_chunks=None, die_requests=-1, stall="none", stall_requests=-1, error_requests=0, usage="normal"
+        )
 
     async def page(self) -> dict[str, Any]:
         answer = await self.client.fetch("GET", f"{self.url}/sim/served", [], b"")
@@ -110,6 +112,11 @@ class Rows:
     def of(self, request_id: str) -> list[RequestMetrics]:
         return [row.request for row in self.rows if row.request is not None and row.request.request_id == request_id]
 
+    def named(self, x_request_ids: Collection[str]) -> list[RequestMetrics]:
+        """Rows of the requests that clients named so."""
+        requests = [row.request for row in self.rows if row.request is not None]
+        return [request for request in requests if request.x_request_id in x_request_ids]
+
     async def one(self, request_id: str, timeout_s: float = 10.0) -> RequestMetrics:
         """The row of this request; exactly one."""
         await until(lambda: bool(self.of(request_id)), timeout_s)
@@ -120,13 +127,9 @@ class Rows:
     async def by_x_request_id(self, x_request_id: str, timeout_s: float = 10.0) -> RequestMetrics:
         """The row of the request that a client named so."""
 
-        def found() -> list[RequestMetrics]:
-            requests = [row.request for row in self.rows if row.request is not None]
-            return [request for request in requests if request.x_request_id == x_request_id]
-
-        await until(lambda: bool(found()), timeout_s)
-        assert len(found()) == 1
-        return found()[0]
+        await until(lambda: bool(self.named([x_request_id])), timeout_s)
+        (found,) = self.named([x_request_id])
+        return found
 
     async def follow(self, bus: Bus) -> None:
         async with aclosing(bus.tail(f"{subjects.ROOT}.trace.request_end.>", from_start=True)) as tail:
@@ -169,6 +172,10 @@ def _headers(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
 
 def _body(body: dict[str, Any] | bytes) -> bytes:
     return body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+LONG = "many words " * 800
+"""A prompt that costs more to compute elsewhere than to queue behind a request or two: its session stays put."""
 
 
 def chat(text: str = "hello", **members: Any) -> dict[str, Any]:
@@ -327,7 +334,7 @@ class System:
 
     async def engine_of(self, session: str, door: Door) -> SimulatedEngine:
         """The engine on which a session lands: by asking once."""
-        answer = await door.post(chat(), x_tidegate_session_id=session)
+        answer = await door.post(chat(LONG), x_tidegate_session_id=session)
         assert answer.status == 200, answer.body
         row = await self.rows.one((answer.header("x-request-id") or b"").decode())
         assert row.worker is not None

@@ -159,6 +159,24 @@ async def test_a_new_connection_that_is_lost_is_not_retried() -> None:
         await client.close()
 
 
+async def test_a_kept_connection_that_is_lost_late_was_not_stale() -> None:
+    """A server that worked on the request for a while and then hung up is not asked again by the client itself."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK + b"content-length: 1\r\n\r\n1")
+        await read_request(reader)
+        await asyncio.sleep(0.1)
+
+    async with scripted(script) as base:
+        client = HttpClient(ClientLimits(stale_s=0.05))
+        await client.fetch("POST", base, [], b"a")
+        with pytest.raises(ConnectionLostError):
+            await client.fetch("POST", base, [], b"b")
+        assert client.retried == 0
+        await client.close()
+
+
 async def test_a_kept_connection_lost_inside_an_answer_is_not_retried() -> None:
     """One byte of an answer is enough to make a second request a second piece of work."""
 

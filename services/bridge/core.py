@@ -182,7 +182,7 @@ class BridgeCore:
             self._carry_out(feed, feed.identified(started_ms, event.asked_at, now), now, effects)
 
     def _found(self, event: SourcesFound, effects: list[BridgeEffect]) -> None:
-        self._discovering = False
+        self._discovering = self.engine.looking = False
         self._sources = event.sources
         if event.sources == tuple(feed.source for feed in self.feeds.values()):
             return
@@ -332,6 +332,7 @@ class BridgeCore:
             engine.seen_block_size,
             engine.rank_count,
             engine.source_problem,
+            engine.looking,
             tuple((rank, feed.incarnation, *feed.state()) for rank, feed in self.feeds.items()),
         )
 

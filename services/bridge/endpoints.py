@@ -23,13 +23,15 @@ _WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "::", "[::]", "[::0]"})  # noqa: S1
 
 @dataclass(frozen=True, slots=True)
 class RankSource:
-    """One rank's sockets. ``bind``: the engine connects to us, so our SUB binds ``events``. ``replay`` may be empty."""
+    """One rank's sockets. ``bind``: the engine connects to us, so we bind ``events``; ``guessed``: as it looks, so
+    connect where it cannot be bound. ``replay`` may be empty."""
 
     rank: int
     events: str
     replay: str = ""
     bind: bool = False
     topic: str = ""
+    guessed: bool = False
 
 
 def host_of(url: str) -> str:
@@ -131,6 +133,7 @@ def from_vllm(body: bytes, host: str) -> tuple[RankSource, ...]:
                 events=as_seen_from_here(str(endpoint), host),
                 replay=as_seen_from_here(str(replay), host) if replay else "",
                 bind=not engine_binds(str(endpoint)),
+                guessed=not engine_binds(str(endpoint)),
                 topic=str(entry.get("topic") or ""),
             )
         )

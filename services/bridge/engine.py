@@ -37,6 +37,7 @@ class EngineView:
     sight: Sight | None = None
     metrics: MetricsReport = field(default_factory=MetricsReport)
     rank_count: int = 1
+    looking: bool = True
     has_events: bool = False
     has_replay: bool = False
     seen_block_size: int | None = None
@@ -105,18 +106,25 @@ class EngineView:
             return ("unhealthy" if self.failed >= self.unhealthy_after else "starting"), self.problem or "not seen yet"
         if not self.healthy:
             return "unhealthy", self.problem
+        if self.looking:
+            return "starting", "it is being asked where its KV events are"
         declared = self.declared_block_size
-        if declared is not None and self.seen_block_size is not None and declared[0] != self.seen_block_size:
-            return (
-                "mismatch",
-                f"its events carry blocks of {self.seen_block_size} tokens, its {declared[1]} says {declared[0]}",
-            )
+        if problem := self._block_size_problem():
+            return "mismatch", problem
         if declared is None and self.seen_block_size is None and self.has_events:
-            return (
-                "starting",
-                "its block size is not known: /metrics does not say, and no event has come (set block_size)",
-            )
+            return "starting", "its block size is not known: nothing says it, and no event has come (set block_size)"
         return "ready", self.source_problem
+
+    def _block_size_problem(self) -> str | None:
+        """What is expected, what the engine declares and what its events carry must be one number."""
+        declared, told, seen = self.declared_block_size, self.metrics.block_size, self.seen_block_size
+        if declared is None:
+            return None
+        if told is not None and told != declared[0]:
+            return f"blocks of {declared[0]} tokens are expected, its /metrics says {told}"
+        if seen is not None and seen != declared[0]:
+            return f"its events carry blocks of {seen} tokens, its {declared[1]} says {declared[0]}"
+        return None
 
     def profile(self) -> WorkerProfile:
         """As `WorkerState` says it."""

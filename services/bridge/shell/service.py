@@ -120,6 +120,11 @@ class BridgeService:
         health, reason = self.core.health()
         return None if health == "ready" else f"{health}: {reason}"
 
+    @property
+    def snapshots_written(self) -> int:
+        """Dumps put into the object store."""
+        return self._desk.written
+
     async def stop(self, timeout_s: float) -> None:
         """Say `left`, once, as the last fact; then close the sockets."""
         self._handle(Stopping("stopped"))
@@ -217,6 +222,17 @@ class BridgeService:
                 continue
             self._subscriber = subscriber
             self._handle(SocketsOpened())
+            if subscriber.fell_back:
+                await self._see_whether_connected()
+
+    async def _see_whether_connected(self) -> None:
+        """We connected to where we should have bound. If nobody is there, it was a leftover of ourselves: once more."""
+        try:
+            async with asyncio.timeout(SOCKET_RETRY_S):
+                await self._sources_changed.wait()
+        except TimeoutError:
+            if not all(feed.connected for feed in self.core.feeds.values()):
+                self._sources_changed.set()
 
     async def _scrape(self) -> None:
         while True:

@@ -55,6 +55,8 @@ class EventSubscriber:
         handover_limit: int,
     ) -> None:
         self.counters = SubscriberCounters()
+        self.fell_back = False
+        """Whether an endpoint that looked as if we were to bind it was connected to instead."""
         self._sources = tuple(sources)
         self._deliver = deliver
         self._limit = handover_limit
@@ -103,14 +105,25 @@ class EventSubscriber:
         subscriber.set(zmq.SUBSCRIBE, source.topic.encode())
         monitor: zmq.Socket[bytes] = subscriber.get_monitor_socket(_MONITORED)
         try:
-            if source.bind:
+            if not source.bind:
+                subscriber.connect(source.events)
+            elif not source.guessed:
                 subscriber.bind(source.events)
             else:
-                subscriber.connect(source.events)
+                self._bind_or_connect(subscriber, source.events)
         except zmq.ZMQError as error:
             _close(subscriber, monitor)
             raise BadEndpointError(source.events, str(error)) from error
         return source, subscriber, monitor
+
+    def _bind_or_connect(self, subscriber: zmq.Socket[bytes], endpoint: str) -> None:
+        try:
+            subscriber.bind(endpoint)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EADDRINUSE, zmq.EADDRNOTAVAIL):
+                raise
+            subscriber.connect(endpoint)
+            self.fell_back = True
 
     def _close_sockets(self) -> None:
         for _, subscriber, monitor in self._sockets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -98,6 +99,7 @@ class ScriptedEngine:
         discovery: bool = False,
         owner: str = "vllm",
         metrics: bool = True,
+        connect: bool = False,
     ) -> None:
         self.block_size = block_size
         self.model = model
@@ -109,6 +111,7 @@ class ScriptedEngine:
         self._discovery = discovery
         self._owner = owner
         self._metrics = metrics
+        self._connect = connect
         self._count = ranks
         self._ports: list[tuple[int, int]] = [(0, 0)] * ranks
         self._context = zmq.asyncio.Context()
@@ -118,12 +121,12 @@ class ScriptedEngine:
 
     async def __aenter__(self) -> ScriptedEngine:
         await self._server.start("127.0.0.1", 0)
-        self._open()
+        await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._shut()
-        self._context.term()
+        self._context.destroy(linger=0)
         await self._server.close()
 
     @property
@@ -161,18 +164,23 @@ class ScriptedEngine:
         self._ports = [(rank.events_port, rank.replay_port) for rank in self.ranks]
         await self._shut()
         self.started_at += 100.0
-        self._open()
+        await self._open()
 
     # Sockets
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         self.ranks = []
         for events_port, replay_port in self._ports:
             events = self._context.socket(zmq.PUB)
             events.set(zmq.LINGER, 0)
             router = self._context.socket(zmq.ROUTER)
             router.set(zmq.LINGER, 0)
-            rank = Rank(events, router, _bind(events, events_port), _bind(router, replay_port))
+            if self._connect:
+                events_port = events_port or _free_port()
+                events.connect(f"tcp://127.0.0.1:{events_port}")
+            else:
+                events_port = await _bind(events, events_port)
+            rank = Rank(events, router, events_port, await _bind(router, replay_port))
             self.ranks.append(rank)
             self._tasks.append(asyncio.get_running_loop().create_task(self._replay(rank)))
 
@@ -245,8 +253,22 @@ class ScriptedEngine:
         return "\n".join(lines) + "\n"
 
 
-def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
+async def _bind(bound: zmq.asyncio.Socket, port: int) -> int:
     if port == 0:
-        return int(socket.bind_to_random_port("tcp://127.0.0.1"))
-    socket.bind(f"tcp://127.0.0.1:{port}")
-    return port
+        return int(bound.bind_to_random_port("tcp://127.0.0.1"))
+    async with asyncio.timeout(5.0):
+        while True:
+            try:
+                bound.bind(f"tcp://127.0.0.1:{port}")
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise
+                await asyncio.sleep(0.01)  # ZeroMQ closes the old socket in a thread of its own
+            else:
+                return port
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

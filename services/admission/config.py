@@ -32,7 +32,7 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
 
     policy: Literal["kv"] = "kv"
     weights: CostWeights = msgspec.field(default_factory=CostWeights)
-    stickiness: float = 1.0
+    stickiness: float = 3.0
     child_stickiness: float = 0.25
     foreign_request_tokens: int = 2048
     seed: int = 0

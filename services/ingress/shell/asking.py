@@ -13,6 +13,9 @@ from schemas.base import BadMessageError, from_msgpack, to_msgpack
 from services.ingress.effects import AskAdmission
 from services.ingress.events import AdmitFailure
 
+MARGIN_S = 0.02
+"""This close to a question's deadline it has passed: the bus's timers and the wall clock differ by a little."""
+
 
 class NoDecisionError(Exception):
     """Nobody decides; ``reason`` is an `AdmitFailure`."""
@@ -41,7 +44,7 @@ async def ask(bus: Bus, effect: AskAdmission, *, idle_s: float) -> AsyncGenerato
         except NoRespondersError as error:
             raise NoDecisionError("no_responders") from error
         except BusTimeoutError as error:
-            if time.time() * 1000 >= effect.question.deadline_ms:
+            if _left_s(effect) <= MARGIN_S:
                 raise NoDecisionError("hold_timeout") from error
             if not held:
                 raise NoDecisionError("admit_silent") from error
@@ -52,9 +55,13 @@ async def ask(bus: Bus, effect: AskAdmission, *, idle_s: float) -> AsyncGenerato
     raise NoDecisionError("admit_silent")
 
 
+def _left_s(effect: AskAdmission) -> float:
+    return effect.question.deadline_ms / 1000 - time.time()
+
+
 async def _replies(bus: Bus, effect: AskAdmission, idle_s: float) -> AsyncGenerator[Granted | Refused | Held, None]:
-    left_s = effect.question.deadline_ms / 1000 - time.time()
-    if left_s <= 0:
+    left_s = _left_s(effect)
+    if left_s <= MARGIN_S:
         raise BusTimeoutError(effect.subject, 0.0)
     payload = to_msgpack(effect.question)
     answers = bus.request_many(effect.subject, payload, idle_timeout_s=min(idle_s, left_s), deadline_s=left_s)

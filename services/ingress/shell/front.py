@@ -17,7 +17,7 @@ from services.ingress.errors import IngressError, UnknownModelError
 from services.ingress.events import RequestReceived
 from services.ingress.identity import read_headers, resolve
 from services.ingress.replies import ErrorReply, error_reply, reply_to
-from services.ingress.shell.metrics import IngressMetrics, reason_of
+from services.ingress.shell.metrics import IngressMetrics
 from services.ingress.shell.serving import RequestServing, Tools
 from web.headers import Headers
 from web.server import Request, Responder
@@ -112,7 +112,7 @@ class FrontDoor:
             page(responder)
 
     def _refuse(self, responder: Responder, reply: ErrorReply, more: Headers | None = None) -> None:
-        self._metrics.not_accepted.labels(reason_of(reply)).inc()
+        self._metrics.not_accepted.labels(reply.reason).inc()
         responder.send(reply.status, [*reply.headers, *(more or [])], reply.body)
 
     def _readyz(self, responder: Responder) -> None:

@@ -10,16 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from schemas.trace import TraceRow
-from services.ingress.replies import REASON_HEADER, ErrorReply
-from web.headers import find
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _FAST_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
-
-
-def reason_of(reply: ErrorReply) -> str:
-    """The stable reason that an answer of ours carries."""
-    return (find(list(reply.headers), REASON_HEADER) or b"").decode("ascii", "replace")
 
 
 class IngressMetrics:

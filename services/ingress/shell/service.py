@@ -11,7 +11,7 @@ from bus import subjects
 from bus.errors import BusError, SettingsError
 from bus.interface import Bus, BusMessage
 from bus.log import EventLog
-from bus.rows import RowPublisher
+from bus.rows import RowCollector, RowPublisher
 from bus.tasks import Tasks
 from schemas.base import BadMessageError, from_json
 from schemas.worker import WorkerState
@@ -57,6 +57,7 @@ class IngressService:
         self._server: HttpServer
         self._dispatcher: Dispatcher
         self._rows: RowPublisher
+        self._row_levels: RowCollector
         self._bus: Bus
 
     @property
@@ -149,7 +150,9 @@ class IngressService:
                 http_refusals=lambda: self._server.refusals,
             )
         )
+        self._row_levels = RowCollector(self._rows)
         self._registry.register(self._levels)
+        self._registry.register(self._row_levels)
 
     def not_ready(self) -> str | None:
         """Ready once some worker can take requests (spec: user-cases B7)."""
@@ -176,6 +179,7 @@ class IngressService:
         except BusError as error:
             log.warning("last_facts_not_flushed", reason=error.reason)
         self._registry.unregister(self._levels)
+        self._registry.unregister(self._row_levels)
         self._metrics.unregister()
 
     async def _abandon(self) -> None:

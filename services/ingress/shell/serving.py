@@ -45,7 +45,7 @@ from services.ingress.shell.attempt import Attempt, Splices, spliced_body
 from services.ingress.shell.counting import PromptCounter
 from services.ingress.shell.dispatcher import Dispatcher
 from services.ingress.shell.forwarding import ForwardList
-from services.ingress.shell.metrics import IngressMetrics, reason_of
+from services.ingress.shell.metrics import IngressMetrics
 from web.client import HttpClient, Timeouts
 from web.errors import WebError
 from web.server import Request, Responder
@@ -134,7 +134,7 @@ class RequestServing:
         elif isinstance(effect, CloseUpstream):
             self._close_attempt(effect.attempt)
         elif isinstance(effect, Answer):
-            self._answered = reason_of(effect.reply)
+            self._answered = effect.reply.reason
             self._responder.send(effect.reply.status, list(effect.reply.headers), effect.reply.body)
         elif isinstance(effect, BreakOff):
             self._responder.break_off(effect.event)

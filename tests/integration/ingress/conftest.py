@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from tests.integration.ingress.support import (
     ASSETS,
@@ -17,6 +19,13 @@ from tests.integration.ingress.support import (
     running_stage,
     running_system,
 )
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """On the loop that the services use."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -100,7 +100,7 @@ class Heartbeats:
         while True:
             for worker in self._urls.keys() - self.silent:
                 self.say(worker)
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.05)
 
 
 @dataclass

@@ -8,7 +8,11 @@ from typing import Any, cast
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.ingress.support import MODEL, System, chat
+from bus import subjects
+from bus.interface import BusMessage
+from schemas.base import from_json
+from schemas.decision import Decision
+from tests.integration.ingress.support import ASSETS, MODEL, Heartbeats, Stage, System, chat, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -57,3 +61,74 @@ async def test_the_official_client_streams(system: System) -> None:
         assert len(workers) == 1
         assert [model.id async for model in client.models.list()] == [MODEL]
         await client.close()
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
+    }
+]
+CONVERSATION = [
+    {"role": "system", "content": "You are a coding agent. é 😀"},
+    {"role": "user", "content": [{"type": "text", "text": "read it"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "a.py"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "print('hello')\n" * 40},
+]
+
+
+@pytest.mark.parametrize("tokenize", ["local", "engine"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CONVERSATION, "tools": TOOLS}),
+        ("/v1/chat/completions", {"messages": CONVERSATION[:2]}),
+        ("/v1/completions", {"prompt": "def f(x):" * 30}),
+        ("/v1/completions", {"prompt": [1, 2, 3] * 20}),
+    ],
+)
+async def test_tokens_are_counted_as_the_engine_counts_them(
+    system: System, tokenize: str, path: str, body: dict[str, Any]
+) -> None:
+    """A14: the tokens that placement works with are the engine's own, by the local tokenizer and by `/tokenize`."""
+    decisions: list[Decision] = []
+
+    def on_decision(message: BusMessage) -> None:
+        decisions.append(from_json(message.payload, Decision))
+
+    subscription = await system.bus.subscribe(f"{subjects.ROOT}.decision.*", on_decision)
+    tokenizers = {MODEL: str(ASSETS)} if tokenize == "local" else {}
+    async with system.door(tokenize=tokenize, tokenizers=tokenizers) as door:
+        answer = await door.post({"model": MODEL, "max_tokens": 4, **body}, path=path)
+        usage = json.loads(answer.body)["usage"]
+        request_id = (answer.header("x-request-id") or b"").decode()
+        await until(lambda: any(decision.request_id == request_id for decision in decisions))
+    (decision,) = [decision for decision in decisions if decision.request_id == request_id]
+    assert decision.input_tokens == usage["prompt_tokens"]
+    assert decision.block_size == 16
+    await subscription.unsubscribe()
+
+
+async def test_the_chosen_rank_is_named_to_the_engine(stage: Stage) -> None:
+    """A13: of a worker with several ranks, the decided one is pinned by header; rank 0 is a rank."""
+    beats = Heartbeats(stage.bus, {"ranked": stage.engines["worker-0"].url}, model="ranked-model", ranks=2)
+    async with stage.door() as door:
+        beats.say("ranked")
+        await until(lambda: door.service.workers == 3)
+        ranks = set()
+        for number in range(12):
+            body = {**chat(), "model": "ranked-model"}
+            answer = await door.post(body, x_tidegate_session_id=f"rank-{number}")
+            row = await stage.rows.one((answer.header("x-request-id") or b"").decode())
+            assert row.worker is not None
+            request = stage.engines["worker-0"].seen[-1]
+            assert request.header("x-data-parallel-rank") == b"%d" % row.worker.rank
+            ranks.add(row.worker.rank)
+        assert ranks == {0, 1}
+        beats.say("ranked", "left")

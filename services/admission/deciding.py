@@ -22,6 +22,7 @@ from services.admission.facts import FactWriter
 from services.admission.grants import OpenGrant
 from services.admission.holds import HoldQueue
 from services.admission.placement import NO_PREFERENCE, IndexView, Placement, Preference, place
+from services.admission.replies import granted_reply
 from services.admission.requests import RequestRecord
 from services.admission.sessions import MOVES_SESSION
 from services.admission.state import AdmissionState
@@ -208,32 +209,7 @@ class Deciding:
             return None
         if entry.grant.worker in request.excluded:
             return None
-        return self._granted(entry.grant, worker, record.decision, record.predicted_cached_tokens or 0)
-
-    def _granted(self, grant: Grant, worker: Worker, decision: Decision | None, predicted: int) -> Granted:
-        epoch = self._facts.epoch
-        if decision is None:
-            return Granted(
-                request_id=grant.request_id,
-                epoch=epoch,
-                grant=grant,
-                url=worker.state.profile.url,
-                policy=self._state.settings.policy,
-                predicted_cached_tokens=predicted,
-            )
-        return Granted(
-            request_id=grant.request_id,
-            epoch=epoch,
-            grant=grant,
-            url=worker.state.profile.url,
-            mode=decision.mode,
-            policy=decision.policy,
-            predicted_cached_tokens=predicted,
-            index_health=decision.index_health,
-            index_reason=decision.index_reason,
-            hold_ms=decision.hold_ms,
-            hold_reason=decision.hold_reason,
-        )
+        return granted_reply(self._facts.epoch, entry.grant, worker, record)
 
     @property
     def _facts(self) -> FactWriter:
@@ -469,7 +445,7 @@ class Deciding:
         self._count(decision)
         placed(record, decision)
         told = state.turn_placed(record, now)
-        return [Publish(decision), Reply(ask.reply_to, self._granted(grant, worker, decision, predicted)), *told]
+        return [Publish(decision), Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record)), *told]
 
     def _count(self, decision: Decision) -> None:
         counters = self._state.counters

@@ -140,7 +140,8 @@ class AdmissionService:
         def on_fact(message: BusMessage) -> None:
             fact = self._decode(message, kind, from_json)
             if fact is not None:
-                self._gaps.see(subject_family(message.subject), fact)
+                if isinstance(fact, WorkerState | IngressState):  # of a request's facts, progress is not read
+                    self._gaps.see(subject_family(message.subject), fact)
                 self._handle(event(fact))
 
         return on_fact

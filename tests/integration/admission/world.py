@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from bus import subjects
+from bus.facts import Stamp
 from bus.interface import BusMessage, Endpoint
 from bus.nats import NatsBus
 from schemas.admit import AdmitCancel, AdmitReply, AdmitRequest, Granted, Held
@@ -86,9 +87,9 @@ class World:
             )
             self.bus.publish(subjects.ingress_state(self.ingress), to_json(state_of_ingress))
 
-    def stamp(self, source: str) -> dict[str, object]:
+    def stamp(self, source: str) -> Stamp:
         self._seq += 1
-        return {"source": source, "epoch": self.epoch, "seq": self._seq, "at_ms": int(time.time() * 1000)}
+        return Stamp(source=source, epoch=self.epoch, seq=self._seq, at_ms=int(time.time() * 1000))
 
     # The ingress
 
@@ -142,7 +143,7 @@ class World:
                 if held is not None:
                     held.append(reply)
         finally:
-            await answers.aclose()  # type: ignore[attr-defined]
+            await answers.aclose()
         raise AssertionError("no final answer")
 
     async def grant(self, request: AdmitRequest, **more: float) -> Granted:

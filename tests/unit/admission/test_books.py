@@ -131,7 +131,7 @@ class Books(RuleBasedStateMachine):
     def live(self) -> list[Owed]:
         return [each for each in self.requests.values() if not each.gone]
 
-    @precondition(lambda self: self.live())
+    @precondition(lambda self: bool(self.live()))
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
         owed = data.draw(st.sampled_from(self.live()))
@@ -149,7 +149,7 @@ class Books(RuleBasedStateMachine):
             owed.asked, owed.waiting = self.asks, True
         self.do(self.core.ask(self.message(owed)))
 
-    @precondition(lambda self: [each for each in self.live() if each.worker and each.attempt == 0])
+    @precondition(lambda self: any(each.worker and each.attempt == 0 for each in self.live()))
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
         owed = data.draw(st.sampled_from([each for each in self.live() if each.worker and each.attempt == 0]))
@@ -160,7 +160,7 @@ class Books(RuleBasedStateMachine):
         owed.attempt, owed.asked, owed.waiting = 1, self.asks, True
         self.do(self.core.ask(self.message(owed, (owed.worker or "",))))
 
-    @precondition(lambda self: self.live())
+    @precondition(lambda self: bool(self.live()))
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         owed = data.draw(st.sampled_from(self.live()))
@@ -173,7 +173,7 @@ class Books(RuleBasedStateMachine):
         )
         self.do(self.core.end(fact))
 
-    @precondition(lambda self: self.live())
+    @precondition(lambda self: bool(self.live()))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         owed = data.draw(st.sampled_from(self.live()))
@@ -192,7 +192,7 @@ class Books(RuleBasedStateMachine):
         item = in_flight(owed.request_id, owed.session, worker="a")
         self.do(self.core.state(item, ingress=owed.ingress, epoch=owed.epoch))
 
-    @precondition(lambda self: self.questions and not self.core.answer_index)
+    @precondition(lambda self: bool(self.questions) and not self.core.answer_index)
     @rule(data=st.data(), answered=st.booleans())
     def index_answers(self, data: st.DataObject, answered: bool) -> None:
         ticket = data.draw(st.sampled_from(self.questions[:4]))
@@ -310,6 +310,6 @@ class Books(RuleBasedStateMachine):
 
 
 Books.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestBooks = Books.TestCase

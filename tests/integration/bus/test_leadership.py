@@ -1,0 +1,71 @@
+"""The lease over a real nats-server: one leader, handed over, lost with the bus, won again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bus.leadership import Leadership
+from bus.nats import connect
+from bus.tasks import Tasks
+from tests.support.nats import NatsServer
+from tests.support.processes import eventually
+
+
+@asynccontextmanager
+async def candidate(server: NatsServer, name: str) -> AsyncIterator[tuple[Leadership, list[int | None]]]:
+    """One process's part: its own connection, and what it was told."""
+    bus = await connect(server.url, name=name, timeout_s=10)
+    told: list[int | None] = []
+    tasks = Tasks()
+    leadership = Leadership(
+        bus,
+        "test",
+        instance=name,
+        incarnation=str(time.time_ns()),
+        lease_s=1.0,
+        renew_s=0.25,
+        changed=told.append,
+    )
+    tasks.start("leadership", leadership.run())
+    try:
+        yield leadership, told
+    finally:
+        await tasks.stop()
+        assert not tasks.failed.done()
+        await bus.close()
+
+
+async def test_one_leads_and_a_clean_stop_hands_over_at_once(nats_server: NatsServer) -> None:
+    """The second waits while the first renews, and follows with a higher epoch when it is given back."""
+    async with candidate(nats_server, "a") as (first, told_first):
+        await eventually(lambda: first.epoch is not None)
+        async with candidate(nats_server, "b") as (second, told_second):
+            await eventually(lambda: second.settled)
+            await asyncio.sleep(1.2)  # longer than the lease: renewals hold it
+            assert (second.epoch, told_second) == (None, [])
+            epoch = first.epoch
+            await first.give_back()
+            began = time.monotonic()
+            await eventually(lambda: second.epoch is not None)
+            assert time.monotonic() - began < 0.5
+            assert told_first == [epoch, None]
+            assert (second.epoch or 0) > (epoch or 0)
+
+
+async def test_a_leader_whose_bus_hangs_stops_by_itself_and_leads_again_after_it(nats_server: NatsServer) -> None:
+    """No renewal, no lead: it knows before anybody could take over; with the bus back somebody leads again."""
+    async with candidate(nats_server, "a") as (first, told):
+        await eventually(lambda: first.epoch is not None)
+        nats_server.pause()
+        began = time.monotonic()
+        try:
+            await eventually(lambda: first.epoch is None, timeout_s=5)
+            assert 0.4 < time.monotonic() - began <= 0.85
+            await eventually(lambda: told[-1] is None, timeout_s=2)
+        finally:
+            nats_server.resume()
+        await eventually(lambda: first.epoch is not None, timeout_s=10)
+        await eventually(lambda: told[-1] is not None, timeout_s=2)

@@ -1,0 +1,112 @@
+"""The rule of the lease, without a bus: who may lead when."""
+
+from __future__ import annotations
+
+from bus.leadership import Claim, Lease, LeaseValue
+
+LEASE_S = 2.0
+
+
+class Key:
+    """The key as a bucket keeps it: a value, a revision, compare-and-set."""
+
+    def __init__(self) -> None:
+        self.value: LeaseValue | None = None
+        self.revision = 0
+
+    def write(self, claim: Claim) -> int | None:
+        if claim.revision != self.revision:
+            return None
+        self.value = claim.value
+        self.revision += 1
+        return self.revision
+
+
+def look(lease: Lease, key: Key, now: float) -> bool:
+    """One look of a standby; ``True`` when it leads after it."""
+    claim = lease.look(key.revision, key.value, now)
+    if claim is not None:
+        revision = key.write(claim)
+        if revision is not None:
+            lease.written(revision, now)
+    return lease.epoch(now) is not None
+
+
+def renew(lease: Lease, key: Key, now: float) -> bool:
+    revision = key.write(lease.renewal())
+    if revision is None:
+        lease.lose()
+        return False
+    lease.written(revision, now)
+    return True
+
+
+def test_the_first_to_look_leads_with_the_revision_of_its_take_over_as_epoch() -> None:
+    """Renewals do not change the epoch; everybody else waits."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    assert not look(second, key, 0.1)
+    for step in range(1, 10):
+        assert renew(first, key, step * 0.5)
+        assert not look(second, key, step * 0.5 + 0.1)
+    assert first.epoch(4.6) == 1
+    assert key.revision == 10
+
+
+def test_a_silent_holder_stops_before_anybody_takes_over_and_is_followed_within_the_lease() -> None:
+    """No clock is shared: the holder counts from sending, the others from seeing; the epoch grows."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    times = [step / 10 for step in range(1, 30)]
+    stopped = next(now for now in times if first.epoch(now) is None)
+    taken = next(now for now in times if look(second, key, now))
+    assert stopped < taken <= LEASE_S
+    assert second.epoch(taken) == 2
+    assert not renew(first, key, taken)
+
+
+def test_a_restarted_process_of_the_same_name_takes_over_at_once_but_only_when_it_starts() -> None:
+    """Its supervisor restarted it; two living processes of one name do not take turns."""
+    key, before = Key(), Lease("a", "1", LEASE_S)
+    assert look(before, key, 0.0)
+    after = Lease("a", "2", LEASE_S)
+    assert look(after, key, 0.2)
+    assert not renew(before, key, 0.5)
+    assert not look(before, key, 0.6)
+    assert renew(after, key, 0.7)
+    assert not look(before, key, 0.8)
+
+
+def test_a_lease_given_back_is_free_at_once() -> None:
+    """A clean stop costs nobody the wait."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    assert not look(second, key, 0.1)
+    assert key.write(first.given_back()) is not None
+    assert look(second, key, 0.2)
+
+
+def test_a_take_over_whose_answer_was_lost_is_recognised_as_ours() -> None:
+    """The write arrived, the answer did not: the next look finds our own incarnation and leads."""
+    key, lease = Key(), Lease("a", "1", LEASE_S)
+    claim = lease.look(key.revision, key.value, 0.0)
+    assert claim is not None
+    key.write(claim)
+    lease.lose()
+    assert lease.ours(key.value)
+    assert look(lease, key, 0.1)
+
+
+def test_of_two_who_take_over_at_the_same_time_one_leads() -> None:
+    """Compare-and-set decides; the loser begins to wait anew."""
+    key, first = Key(), Lease("a", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    one, other = Lease("b", "1", LEASE_S), Lease("c", "1", LEASE_S)
+    for lease in (one, other):
+        assert lease.look(key.revision, key.value, 0.1) is None
+    claims = [lease.look(key.revision, key.value, 1.9) for lease in (one, other)]
+    assert all(claims)
+    results = [key.write(claim) for claim in claims if claim is not None]
+    assert [result is not None for result in results] == [True, False]
+    other.lose()
+    assert other.look(key.revision, key.value, 2.0) is None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bus import subjects
-from kvcore.errors import BadBatchError, BadDumpError, KvCoreError
+from kvcore.errors import BadBatchError, BadDumpError
 from kvcore.events import decode_batch
 from kvcore.index import IndexLimits, PrefixIndex
 from kvcore.stream import (
@@ -46,6 +46,7 @@ from schemas.worker import WorkerState
 from services.indexer.asking import SnapshotQueue
 from services.indexer.config import IndexerSettings
 from services.indexer.effects import IndexerEffect, Publish, Say
+from services.indexer.errors import BadQuestionError
 from services.indexer.events import (
     BatchReceived,
     DecisionSeen,
@@ -58,7 +59,7 @@ from services.indexer.events import (
 )
 from services.indexer.parity import ParityRules
 from services.indexer.parts import PartsAssembler
-from services.indexer.sessions import SessionTable
+from services.indexer.sessions import HASH_BYTES, SessionTable
 from services.indexer.source import Source, Worker
 
 MAX_WORKERS = 4096
@@ -148,10 +149,13 @@ class IndexerCore:
         """Answer ``tg.v1.index.match``: one decode, one look into the index, one encode."""
         try:
             request = _request_decoder.decode(payload)
+            if len(request.chain) % HASH_BYTES:
+                raise BadQuestionError("bad_chain", f"a chain is whole u64 hashes, not {len(request.chain)} bytes")
             found = {(match.worker, match.rank): match for match in self.index.match(request.chain)}
-        except (msgspec.DecodeError, UnicodeDecodeError, KvCoreError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, BadQuestionError) as error:
             self.counters.bad_questions += 1
-            return _reply_encoder.encode(MatchReply(indexer=self.name, error=f"bad_message: {error}"))
+            reason = getattr(error, "reason", BadMessageError.reason)
+            return _reply_encoder.encode(MatchReply(indexer=self.name, error=f"{reason}: {error}"))
         self.counters.matches += 1
         if request.session is not None and request.chain:
             self.sessions.asked(request.session, request.model, request.block_size, request.chain)

@@ -11,6 +11,7 @@ from typing import Protocol
 from bus.interface import Bus, BusMessage
 from bus.nats import connect
 from bus.tasks import Tasks
+from kvcore.hashing import chain_hashes, pack_tokens
 from schemas.base import from_json
 from schemas.worker import WorkerState
 from services.bridge.config import BridgeSettings
@@ -99,6 +100,11 @@ async def until_async(condition: Callable[[], Awaitable[bool]], what: str, timeo
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+
+
+def chain_of_prompt(prompt: list[int], block_size: int) -> bytes:
+    """The packed chain of a prompt's full blocks."""
+    return chain_hashes(pack_tokens(prompt), block_size)
 
 
 class Watcher:

@@ -112,7 +112,8 @@ async def test_engine_becomes_a_worker(url: str, bus: Bus) -> None:
 
         async def registered() -> bool:
             entry = await registry.get("w")
-            return bool(entry and entry.value) and from_json(entry.value or b"", WorkerState).health == "ready"
+            value = entry.value if entry is not None else None
+            return value is not None and from_json(value, WorkerState).health == "ready"
 
         await until_async(registered, "registry entry")
     await stream.until_health("left")

@@ -1,0 +1,349 @@
+"""The indexer on a real bus, with real bridges before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import subjects
+from bus.interface import Bus
+from bus.nats import connect
+from schemas.admit import Grant
+from schemas.base import from_json, from_msgpack, to_json, to_msgpack
+from schemas.decision import Decision
+from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency, WorkerMatch
+from schemas.request import RequestEnd, Usage
+from schemas.session import SessionIdentity, SessionKey
+from tests.integration.bridge.house import (
+    Watcher,
+    chain_of_prompt,
+    nats_server,
+    running_bridge,
+    running_indexer,
+    source_of,
+    until,
+    until_applied,
+    until_async,
+)
+from tests.integration.bridge.scripted_engine import ScriptedEngine, batch, removed, stored
+
+BLOCK = 4
+SESSION = SessionKey(family="dynamo", root="s1")
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    async with nats_server(tmp_path) as address:
+        yield address
+
+
+@pytest.fixture
+async def bus(url: str) -> AsyncIterator[Bus]:
+    connection = await connect(url, name="test")
+    yield connection
+    await connection.close()
+
+
+def tokens(blocks: int, start: int = 0) -> list[int]:
+    return list(range(start, start + blocks * BLOCK))
+
+
+async def ask(bus: Bus, prompt: list[int], *, block_size: int = BLOCK, model: str = "tiny", **more: Any) -> MatchReply:
+    """One match question for a prompt."""
+    request = MatchRequest(model=model, block_size=block_size, chain=chain_of_prompt(prompt, block_size), **more)
+    answer = await bus.request(subjects.INDEX_MATCH, to_msgpack(request), timeout_s=5.0)
+    return from_msgpack(answer.payload, MatchReply)
+
+
+async def ask_one(bus: Bus, prompt: list[int], rank: int = 0, **more: Any) -> WorkerMatch:
+    reply = await ask(bus, prompt, **more)
+    return next(match for match in reply.matches if match.rank == rank)
+
+
+def health_facts(watcher: Watcher, rank: int = 0) -> list[tuple[str, str | None]]:
+    facts = [from_json(message.payload, IndexSource) for message in watcher.messages]
+    return [(fact.health, fact.reason) for fact in facts if fact.rank == rank]
+
+
+async def test_match_over_the_bus(url: str, bus: Bus) -> None:
+    """A chain in, per worker and rank the reachable blocks and their health out; other models have other pools; the
+    size and the reasons of misfits are said."""
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(batch(stored([1, 2, 3], tokens(3))))
+        await until_applied(indexer, 0)
+        match = await ask_one(bus, tokens(5))
+        assert (match.blocks.device, match.blocks.reach, match.resident_blocks) == (3, 3, 3)
+        assert (match.health, match.reason) == ("synced", None)
+        assert (await ask_one(bus, tokens(2))).blocks.reach == 2
+        assert (await ask_one(bus, tokens(5, start=100))).blocks.reach == 0
+        assert (await ask(bus, tokens(5), model="other")).matches == ()
+        misfit = await ask_one(bus, tokens(4), block_size=8)
+        assert (misfit.health, misfit.reason, misfit.blocks.reach) == ("blind", "block_size", 0)
+        salted = await ask_one(bus, tokens(4), salt_rule="none")
+        assert (salted.health, salted.reason) == ("blind", "salt_rule")
+        await engine.publish(batch(removed([2])))
+        await until_applied(indexer, 1)
+        assert (await ask_one(bus, tokens(5))).blocks.reach == 1
+        junk = await bus.request(subjects.INDEX_MATCH, b"\xc1", timeout_s=5.0)
+        assert (from_msgpack(junk.payload, MatchReply).error or "").startswith("bad_message")
+
+
+async def test_late_indexer_and_late_bridge(url: str, bus: Bus) -> None:
+    """User case A2: the engine has published five batches, then the bridge starts, then the indexer: the blocks of the
+    first batch are found, through replay and snapshot."""
+    async with ScriptedEngine(block_size=BLOCK) as engine:
+        for number in range(5):
+            await engine.publish(batch(stored([number], tokens(1, start=number * 100))))
+        stream = await Watcher.of(bus, subjects.kv("w", 0))
+        async with running_bridge(engine, url):
+            await until(lambda: len(stream.messages) == 5, "the bridge has read the history")
+            async with running_indexer(url) as indexer:
+                await until_applied(indexer, 4)
+                assert (await ask_one(bus, tokens(1))).blocks.reach == 1
+                assert indexer.core.gaps["w", "restored"] == 1
+
+
+async def test_gap_is_repaired_before_what_follows(url: str) -> None:
+    """User case A1, end to end: batch 5 removes, batch 7 stores again, 4-6 are lost: the index is that of 0-9."""
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(batch(stored([1], tokens(1))))
+        await until_applied(indexer, 0)
+        for number in range(1, 10):
+            event = stored([100 + number], tokens(1, start=number * 50))
+            if number in (5, 7):
+                event = removed([1]) if number == 5 else stored([1], tokens(1))
+            await engine.publish(batch(event), lost=number in (4, 5, 6))
+        await until_applied(indexer, 9)
+        ranks = indexer.core.index.content()
+        own = int.from_bytes(chain_of_prompt(tokens(1), BLOCK), "little")
+        assert ranks["w", 0][own] == ((0, 0, 1),)
+        assert len(ranks["w", 0]) == 8
+
+
+async def test_history_gone_is_said(url: str, bus: Bus) -> None:
+    """User case A1, second run: replay begins too late: the rank is cleared and `approximate` until rebuilt."""
+    facts = await Watcher.of(bus, subjects.index_source("w", 0))
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        for number in range(3):
+            await engine.publish(batch(stored([number], tokens(1, start=number * 100))))
+        await until_applied(indexer, 2)
+        for number in range(3, 6):
+            await engine.publish(batch(stored([number], tokens(1, start=number * 100))), lost=True)
+        engine.forget_before(5)
+        await engine.publish(batch(stored([6], tokens(1, start=600))))
+        await until_applied(indexer, 6)
+        await until(lambda: ("approximate", "history_gone") in health_facts(facts), "approximate is a fact")
+        match = await ask_one(bus, tokens(1))
+        assert (match.blocks.reach, match.health, match.reason) == (0, "approximate", "history_gone")
+        assert (await ask_one(bus, tokens(1, start=500))).blocks.reach == 1
+        await engine.publish(batch({"type": "AllBlocksCleared"}, stored([7], tokens(1, start=700))))
+        await until(lambda: health_facts(facts)[-1] == ("synced", None), "synced once the pool was emptied")
+
+
+async def test_engine_restart(url: str, bus: Bus) -> None:
+    """User case A3: killed and restarted on the same port: the old prefix scores 0, the new one scores."""
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(batch(stored([1, 2], tokens(2))))
+        await until_applied(indexer, 0)
+        await engine.restart()
+        await engine.publish(batch(stored([3], tokens(1, start=500))))
+
+        async def new_prefix_scores() -> bool:
+            return (await ask_one(bus, tokens(1, start=500))).blocks.reach == 1
+
+        await until_async(new_prefix_scores, "the new prefix scores")
+        assert (await ask_one(bus, tokens(2))).blocks.reach == 0
+        assert source_of(indexer).health == "synced"
+
+
+async def test_mixed_encodings(url: str) -> None:
+    """User case A5: array and map events in one batch, junk between them: the junk is counted, the rest applied; and a
+    batch whose envelope is a map."""
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(
+            batch(
+                stored([1], tokens(1), shape="array"),
+                stored([2], tokens(1, start=4), parent=1),
+                {"type": "BlockStored", "block_hashes": None},
+                removed([2]),
+            )
+        )
+        await until_applied(indexer, 0)
+        assert indexer.core.counters.blocks_stored == 2
+        assert indexer.core.counters.blocks_removed == 1
+        assert indexer.core.rejected == {"bad_field": 1}
+        assert indexer.core.index.resident("w", 0) == 1
+
+
+async def test_two_ranks(url: str, bus: Bus) -> None:
+    """User case A13: the answer names the rank, 0 included, and each has its own blocks."""
+    async with (
+        ScriptedEngine(block_size=BLOCK, ranks=2, discovery=True) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url, kv_events=(), kv_replay=()),
+    ):
+        await engine.publish(batch(stored([1, 2], tokens(2)), rank=0), rank=0)
+        await engine.publish(batch(stored([1], tokens(1)), rank=1), rank=1)
+        for rank in (0, 1):
+            await until_applied(indexer, 0, rank)
+        reply = await ask(bus, tokens(2))
+        assert [(match.worker, match.rank, match.blocks.reach) for match in reply.matches] == [("w", 0, 2), ("w", 1, 1)]
+
+
+async def test_worker_without_events_is_blind(url: str, bus: Bus) -> None:
+    """Known from its heartbeat, without an event source: in every answer, `blind: no_events`."""
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url, kv_events=(), kv_replay=()),
+    ):
+        await until(lambda: "w" in indexer.core.workers, "the worker is known")
+        match = await ask_one(bus, tokens(2))
+        assert (match.health, match.reason, match.blocks.reach) == ("blind", "no_events", 0)
+
+
+async def test_mismatched_worker_is_blind(url: str, bus: Bus) -> None:
+    """User case A10: events of 64 against 16 declared: nothing of it is scored, and the reason is said."""
+    async with (
+        ScriptedEngine(block_size=16) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(batch(stored([1], list(range(64)), block_size=64)))
+
+        def quarantined() -> bool:
+            worker = indexer.core.workers.get("w")
+            return worker is not None and worker.state.health == "mismatch"
+
+        await until(quarantined, "mismatch")
+        for size in (16, 64):
+            match = await ask_one(bus, list(range(64)), block_size=size)
+            assert (match.health, match.reason, match.blocks.reach) == ("blind", "block_size", 0)
+
+
+async def test_leaving_and_silence(url: str, bus: Bus) -> None:
+    """User case A15: `left` removes at once; a bridge that only falls silent is lost after the time-out; both are facts
+    with a reason, and a worker that comes back is synced again."""
+    facts = await Watcher.of(bus, subjects.index_source("w", 0))
+    async with ScriptedEngine(block_size=BLOCK) as engine, running_indexer(url, worker_lost_s=0.5) as indexer:
+        await engine.publish(batch(stored([1], tokens(1))))
+        async with running_bridge(engine, url):
+            await until_applied(indexer, 0)
+        await until(lambda: "w" not in indexer.core.workers, "left")
+        assert (await ask(bus, tokens(1))).matches == ()
+        await until(lambda: health_facts(facts)[-1] == ("blind", "left"), "left is a fact")
+        async with running_bridge(engine, url, heartbeat_interval_s=30.0):
+            await until_applied(indexer, 0)
+            await until(lambda: "w" not in indexer.core.workers, "lost")
+            await until(lambda: health_facts(facts)[-1] == ("blind", "lost"), "lost is a fact")
+        async with running_bridge(engine, url):
+            await until_applied(indexer, 0)
+            assert (await ask_one(bus, tokens(1))).blocks.reach == 1
+
+
+async def test_parity_alarm(url: str, bus: Bus) -> None:
+    """User case A14: the router predicts 400 cached tokens, the engine reports 0, again and again: the source becomes
+    approximate, the counters show both sums."""
+    facts = await Watcher.of(bus, subjects.index_source("w", 0))
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url, parity_min_requests=4) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(batch(stored([1], tokens(1))))
+        await until_applied(indexer, 0)
+        for number in range(4):
+            end = RequestEnd(
+                source="ingress-1",
+                epoch=1,
+                seq=number,
+                at_ms=0,
+                request_id=f"r{number}",
+                model="tiny",
+                identity=SessionIdentity(key=SESSION, session_id="s1"),
+                outcome="completed",
+                worker="w",
+                rank=0,
+                usage=Usage(input_tokens=500, cached_tokens=0),
+                predicted_cached_tokens=400,
+            )
+            bus.publish(subjects.request("end", "tiny"), to_json(end))
+        await until(lambda: health_facts(facts)[-1] == ("approximate", "parity"), "approximate is a fact")
+        assert (indexer.core.predicted["w"], indexer.core.reported["w"]) == (1600, 0)
+        assert (await ask_one(bus, tokens(1))).blocks.reach == 1
+
+
+async def test_session_question(url: str, bus: Bus) -> None:
+    """A session in: frontier, depth, parent and residency out; a block in: the sessions that hold it out."""
+    parent = SessionKey(family="dynamo", root="p")
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        await engine.publish(batch(stored([1, 2], tokens(2))))
+        await until_applied(indexer, 0)
+        await ask(bus, tokens(3), session=SESSION)
+        decision = Decision(
+            source="admission-1",
+            epoch=1,
+            seq=0,
+            at_ms=0,
+            request_id="r",
+            model="tiny",
+            worker="w",
+            rank=0,
+            identity=SessionIdentity(key=SESSION, session_id="s1", parent=parent),
+            grant=Grant(grant_id="g", request_id="r", worker="w", rank=0, owner="ingress-1", epoch=1, expires_ms=1),
+        )
+        bus.publish(subjects.decision("w"), to_json(decision))
+        await bus.flush()
+
+        async def known() -> SessionResidency:
+            answer = await bus.request(subjects.INDEX_SESSION, to_json(SessionQuery(session=SESSION)), timeout_s=5.0)
+            return from_json(answer.payload, SessionResidency)
+
+        async def parent_known() -> bool:
+            return (await known()).parent == parent
+
+        await until_async(parent_known, "the decision was seen")
+        found = await known()
+        frontier = chain_of_prompt(tokens(3), BLOCK)[-8:]
+        assert (found.depth, found.frontier) == (3, f"{int.from_bytes(frontier, 'little'):016x}")
+        assert [(match.worker, match.rank, match.blocks.reach) for match in found.resident] == [("w", 0, 2)]
+        answer = await bus.request(subjects.INDEX_SESSION, to_json(SessionQuery(block=found.frontier)), timeout_s=5.0)
+        assert from_json(answer.payload, SessionResidency).sessions == (SESSION,)
+        for bad in (SessionQuery(), SessionQuery(block="zz")):
+            answer = await bus.request(subjects.INDEX_SESSION, to_json(bad), timeout_s=5.0)
+            assert (from_json(answer.payload, SessionResidency).error or "").startswith("bad_message")
+
+
+async def test_endpoints_are_visible(url: str, bus: Bus) -> None:
+    """``$SRV.INFO`` lists the indexer with its two questions."""
+    async with running_indexer(url):
+        info = json.loads((await bus.request("$SRV.INFO.tidegate-indexer", b"", timeout_s=5.0)).payload)
+    assert {endpoint["subject"] for endpoint in info["endpoints"]} == {subjects.INDEX_MATCH, subjects.INDEX_SESSION}

@@ -41,7 +41,7 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     hold_deadline_s: float = 60.0
     hold_keepalive_s: float = 0.5
     retry_after_s: int = 1
-    index_deadline_ms: int = 50
+    index_deadline_ms: int = 250
     route_policy: str = ""
     route_policy_deadline_ms: int = 50
     max_deciding: int = 1024

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TypedDict
 
 from bus import subjects
+from bus.facts import FactNumbers
 from kvcore.errors import BadBatchError
 from kvcore.events import decode_batch
 from kvcore.index import IndexLimits, PrefixIndex
@@ -48,16 +48,6 @@ from services.bridge.events import (
 from services.bridge.hints import judge
 from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed
 
-
-class FactFields(TypedDict):
-    """What every fact begins with."""
-
-    source: str
-    epoch: int
-    seq: int
-    at_ms: int
-
-
 HEADERS_ROOM = 1024
 """Bytes of a message kept free for headers and subject."""
 
@@ -94,11 +84,10 @@ class BridgeCore:
         self.index = PrefixIndex(IndexLimits(max_blocks=settings.max_blocks))
         self.feeds: dict[int, RankFeed] = {}
         self._settings = settings
-        self._epoch = epoch
         self._room = max_payload - HEADERS_ROOM
         self._previous = previous or {}
         self._rejected_by_rank: Counter[int] = Counter()
-        self._seq: Counter[str] = Counter()
+        self._numbers = FactNumbers(settings.instance or "bridge-1", epoch)
         self._discovering = False
         self._started_ms: int | None = None
         self._sources: tuple[RankSource, ...] | None = None
@@ -299,7 +288,7 @@ class BridgeCore:
         self.counters.hints_unreadable += answer.error is not None
         subject = subjects.hint_result(self.worker)
         result = HintResult(
-            **self._fact("hint.result", now),
+            **self._numbers.stamp("hint.result", now),
             worker=self.worker,
             rank=answer.rank,
             session=answer.session,
@@ -339,7 +328,7 @@ class BridgeCore:
     def _state(self, now: float) -> WorkerState:
         health, reason = self.health()
         return WorkerState(
-            **self._fact("worker.state", now),
+            **self._numbers.stamp("worker.state", now),
             worker=self.worker,
             incarnation="" if self._started_ms is None else str(self._started_ms),
             health=health,
@@ -347,11 +336,4 @@ class BridgeCore:
             reason=reason,
             loads=self.engine.loads(),
             streams=tuple(feed.stream(self._rejected_by_rank[rank]) for rank, feed in self.feeds.items()),
-        )
-
-    def _fact(self, family: str, now: float) -> FactFields:
-        seq = self._seq[family]
-        self._seq[family] += 1
-        return FactFields(
-            source=self._settings.instance or "bridge-1", epoch=self._epoch, seq=seq, at_ms=round(now * 1000)
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from bus import subjects
+from bus.facts import FactNumbers
 from schemas.admit import AdmitCancel, AdmitRequest, DecisionMode, Granted, Held, Refused
 from schemas.base import Fact
 from schemas.ingress import InFlight, IngressState
@@ -76,7 +77,7 @@ class IngressCore:
         self._epoch = epoch
         self._rules = rules
         self._records: dict[str, Record] = {}
-        self._seqs: Counter[str] = Counter()
+        self._numbers = FactNumbers(ingress, epoch)
         self._steps: dict[Step, Callable[[Record, Any, float], list[Effect]]] = {
             "ask": self._counted,
             "replied": self._replied,
@@ -135,7 +136,7 @@ class IngressCore:
             "accepted",
             record,
             RequestAccepted(
-                **self._numbered("request", now),
+                **self._numbers.stamp("request.accepted", now),
                 request_id=record.request_id,
                 model=record.model,
                 identity=record.identity,
@@ -240,7 +241,7 @@ class IngressCore:
         record.state = "dispatched"
         record.worker, record.rank, record.mode, record.decided_at = worker, rank, mode, now
         fact = RequestDispatched(
-            **self._numbered("request", now),
+            **self._numbers.stamp("request.dispatched", now),
             request_id=record.request_id,
             model=record.model,
             worker=worker,
@@ -274,7 +275,7 @@ class IngressCore:
         if event.status >= 400:
             return [relay]
         fact = RequestFirstToken(
-            **self._numbered("request", now),
+            **self._numbers.stamp("request.first_token", now),
             request_id=record.request_id,
             model=record.model,
             ttft_ms=round(max(0.0, now - record.received_at) * 1000, 3),
@@ -284,7 +285,7 @@ class IngressCore:
     def _progress(self, record: Record, event: events.AnswerProgress, now: float) -> list[Effect]:
         record.chunks = event.chunks
         fact = RequestProgress(
-            **self._numbered("request", now),
+            **self._numbers.stamp("request.progress", now),
             request_id=record.request_id,
             model=record.model,
             chunks=event.chunks,
@@ -393,7 +394,7 @@ class IngressCore:
         row = request_end_row(record, ending, usage)
         assert row.request is not None
         fact = RequestEnd(
-            **self._numbered("request", ending.at),
+            **self._numbers.stamp("request.end", ending.at),
             request_id=record.request_id,
             model=record.model,
             identity=record.identity,
@@ -420,12 +421,6 @@ class IngressCore:
     def _publish(self, event: str, record: Record, fact: Fact) -> Publish:
         return Publish(subjects.request(event, record.model), fact)
 
-    def _numbered(self, family: Literal["request", "ingress"], now: float) -> dict[str, Any]:
-        """Source, epoch, number and time of the next fact of this family."""
-        seq = self._seqs[family]
-        self._seqs[family] += 1
-        return {"source": self._ingress, "epoch": self._epoch, "seq": seq, "at_ms": int(now * 1000)}
-
     def _state(self, now: float, final: bool = False) -> list[Effect]:
         """Who is in flight, in as many messages as it takes."""
         in_flight = [_in_flight(record) for record in self._records.values()]
@@ -436,7 +431,7 @@ class IngressCore:
             Publish(
                 subject,
                 IngressState(
-                    **self._numbered("ingress", now),
+                    **self._numbers.stamp("ingress.state", now),
                     ingress=self._ingress,
                     in_flight=part,
                     final=final,

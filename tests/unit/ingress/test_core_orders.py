@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from schemas.base import Fact
 from schemas.ingress import IngressState
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
 from services.ingress import events
@@ -71,7 +72,7 @@ class Orders(RuleBasedStateMachine):
         self.now = 1000.0
         self.seen: dict[str, Seen] = defaultdict(Seen)
         self.worker_seq = 0
-        self.request_seq = -1
+        self.request_seqs: Counter[type[Fact]] = Counter()
         self.state_seq = -1
         self.stopped = False
         for name in NAMES:
@@ -125,8 +126,8 @@ class Orders(RuleBasedStateMachine):
         assert {one.request_id for one in state.in_flight} == living
 
     def check_fact(self, seen: Seen, effect: Publish) -> None:
-        self.request_seq += 1
-        assert effect.fact.seq == self.request_seq
+        assert effect.fact.seq == self.request_seqs[type(effect.fact)]
+        self.request_seqs[type(effect.fact)] += 1
         if isinstance(effect.fact, RequestAccepted):
             seen.accepted += 1
             assert seen.accepted == 1

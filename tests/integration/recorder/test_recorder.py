@@ -131,8 +131,8 @@ async def test_a_term_signal_drains_what_the_stream_holds(bus: NatsBus, start: S
 
 
 async def test_kills_neither_lose_nor_double_rows(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
-    """kill -9 five times in the middle of rows: each row is on disk exactly once, redelivered ones included, when a last
-    one, stopped right after its start, has drained the stream."""
+    """kill -9 five times in the middle of rows: each row is on disk exactly once, redelivered ones included, when a
+    last recorder, stopped right after its start, has drained the stream."""
     directory = tmp_path / "traces"
     publishing = asyncio.ensure_future(publish(bus, 0, 600))
     for attempt in range(5):

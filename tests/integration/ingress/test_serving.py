@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import Any, cast
 
 import pytest
@@ -13,6 +15,7 @@ from bus.interface import BusMessage
 from schemas.base import from_json
 from schemas.decision import Decision
 from tests.integration.ingress.support import ASSETS, MODEL, Heartbeats, Stage, System, chat, until
+from web.server import Request, Responder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -132,3 +135,42 @@ async def test_the_chosen_rank_is_named_to_the_engine(stage: Stage) -> None:
             ranks.add(row.worker.rank)
         assert ranks == {0, 1}
         beats.say("ranked", "left")
+
+
+async def test_the_facts_of_a_requests_life(stage: Stage) -> None:
+    """accepted, dispatched, first_token, progress at most once a second, end: in order, each family numbered without a gap."""
+    facts: list[tuple[str, dict[str, Any]]] = []
+    ended = asyncio.Event()
+
+    def on_fact(message: BusMessage) -> None:
+        fact = json.loads(message.payload)
+        if fact["source"] == "ingress-facts":
+            facts.append((message.subject.split(".")[3], fact))
+            if facts[-1][0] == "progress":
+                ended.set()
+
+    async def drip(request: Request, responder: Responder) -> None:
+        responder.start(200, [(b"content-type", b"text/event-stream")])
+        while not ended.is_set():
+            responder.write(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+            await asyncio.sleep(0.02)
+        responder.write(b"data: [DONE]\n\n")
+        responder.finish()
+
+    for engine in stage.engines.values():
+        engine.script = drip
+    subscription = await stage.bus.subscribe(f"{subjects.ROOT}.request.*.*", on_fact)
+    async with stage.door(instance="ingress-facts") as door:
+        began = time.monotonic()
+        await door.post(chat(stream=True), x_tidegate_session_id="facts")
+        took = time.monotonic() - began
+        await until(lambda: bool(facts) and facts[-1][0] == "end")
+    names = [name for name, _ in facts]
+    assert names[:3] == ["accepted", "dispatched", "first_token"]
+    assert 1 <= names.count("progress") <= took + 1
+    for name in set(names):
+        numbers = [fact["seq"] for said, fact in facts if said == name]
+        assert numbers == list(range(len(numbers)))
+    assert len({fact["request_id"] for _, fact in facts}) == 1
+    assert facts[-1][1]["outcome"] == "completed"
+    await subscription.unsubscribe()

@@ -138,7 +138,7 @@ async def test_the_chosen_rank_is_named_to_the_engine(stage: Stage) -> None:
 
 
 async def test_the_facts_of_a_requests_life(stage: Stage) -> None:
-    """accepted, dispatched, first_token, progress at most once a second, end: in order, each family numbered without a gap."""
+    """accepted, dispatched, first_token, progress at most once a second, end: in order, each numbered without a gap."""
     facts: list[tuple[str, dict[str, Any]]] = []
     ended = asyncio.Event()
 

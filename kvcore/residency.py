@@ -175,9 +175,11 @@ class Residency:
         for engine, block in list(self.blocks.items()):
             self._set(engine, block, block.copies & self.connector_copies)
         for engine, block in list(self.blocks.items()):
-            if not block.children and (not block.copies or block.own is None):
+            if block.own is None and not block.children:
                 del self.blocks[engine]
-        self._remembered = deque(engine for engine, block in self.blocks.items() if not block.copies)
+            elif not block.copies:
+                self._remembered.append(engine)
+        self._forget()
 
     def clear(self) -> None:
         """Forget everything, the block size included, and give the memory back."""

@@ -118,7 +118,7 @@ def test_discovery_as_captured_from_vllm() -> None:
 def test_discovery_of_an_engine_that_connects_to_us() -> None:
     """A concrete host in vLLM's answer means that the engine connects, so the bridge binds."""
     body = json.dumps({"0": {"endpoint": "tcp://127.0.0.1:5557", "publisher": "zmq"}}).encode()
-    assert from_vllm(body, "h") == (RankSource(0, "tcp://127.0.0.1:5557", bind=True),)
+    assert from_vllm(body, "h") == (RankSource(0, "tcp://127.0.0.1:5557", bind=True, guessed=True),)
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"0": {"publisher": "null"}}', b'{"0": {"enable_kv_cache_events": false}}'])

@@ -308,7 +308,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(actions=actions, replay=st.booleans())
 def test_what_is_forwarded_is_what_was_published(actions: list[tuple[str, bool]], replay: bool) -> None:
     """Whatever is lost, repeated, forgotten or restarted: within one incarnation numbers have no hole, every batch is

@@ -1,0 +1,432 @@
+"""The indexer's core: recovery over the bus hop, health of sources, answers. No bus, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.errors import SettingsError
+from kvcore.events import decode_batch
+from kvcore.hashing import chain_hashes, pack_tokens
+from kvcore.index import PrefixIndex
+from schemas.base import from_json, from_msgpack, to_msgpack
+from schemas.index import IndexSource, MatchReply, MatchRequest, WorkerMatch
+from schemas.kv import KvHeaders, RankMark
+from schemas.request import RequestEnd, Usage
+from schemas.session import SessionIdentity, SessionKey
+from schemas.worker import RankStream, WorkerHealth, WorkerProfile, WorkerState
+from services.indexer.asking import SnapshotQueue
+from services.indexer.config import IndexerSettings
+from services.indexer.core import IndexerCore
+from services.indexer.effects import AskSnapshot, IndexerEffect, Publish
+from services.indexer.events import (
+    BatchReceived,
+    IndexerEvent,
+    RequestEnded,
+    SnapshotFailed,
+    SnapshotReceived,
+    Tick,
+    WorkerSeen,
+)
+
+BLOCK = 4
+
+
+def stored(number: int) -> bytes:
+    """A batch that stores block ``number`` of a chain of its own."""
+    tokens = [number * BLOCK + place for place in range(BLOCK)]
+    return msgspec.msgpack.encode([1.0, [["BlockStored", [number + 1], None, tokens, BLOCK]], 0])
+
+
+def removed(number: int) -> bytes:
+    return msgspec.msgpack.encode([1.0, [["BlockRemoved", [number + 1]]], 0])
+
+
+def chain(number: int) -> bytes:
+    return chain_hashes(pack_tokens([number * BLOCK + place for place in range(BLOCK)]), BLOCK)
+
+
+@dataclass
+class Bridge:
+    """What a bridge keeps: its index, its marks, its numbers."""
+
+    core: IndexerCore
+    worker: str = "w"
+    incarnation: str = "1000.0"
+    seq: int = -1
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    now: float = 100.0
+    facts: int = 0
+    first: bool = True
+    asked: list[AskSnapshot] = field(default_factory=list)
+    out: list[IndexerEffect] = field(default_factory=list)
+
+    def give(self, event: IndexerEvent) -> None:
+        self.now += 0.01
+        effects = self.core.handle(event, self.now)
+        self.out += effects
+        self.asked += [effect for effect in effects if isinstance(effect, AskSnapshot)]
+
+    def publish(self, payload: bytes, *, heard: bool = True) -> None:
+        self.seq += 1
+        self.index.apply(self.worker, 0, decode_batch(payload))
+        headers = KvHeaders(worker=self.worker, rank=0, incarnation=self.incarnation, seq=self.seq, first=self.first)
+        self.first = False
+        if heard:
+            self.give(BatchReceived(headers, payload))
+
+    def restart(self, name: str) -> None:
+        self.incarnation, self.seq, self.first = name, -1, True
+        self.index = PrefixIndex()
+
+    def state(self, health: WorkerHealth = "ready", **changes: object) -> WorkerState:
+        self.facts += 1
+        stream = RankStream(rank=0, incarnation=self.incarnation, seq=self.seq)
+        values = {
+            "streams": (stream,),
+            "profile": WorkerProfile(url="http://e", model="tiny", block_size=BLOCK),
+            **changes,
+        }
+        return WorkerState(
+            source="bridge-w",
+            epoch=1,
+            seq=self.facts,
+            at_ms=0,
+            worker=self.worker,
+            incarnation="1000",
+            health=health,
+            **values,  # type: ignore[arg-type]  # the test's own values
+        )
+
+    def beat(self, health: WorkerHealth = "ready", **changes: object) -> None:
+        self.give(WorkerSeen(self.state(health, **changes)))
+
+    def answer(self) -> None:
+        """Answer every snapshot question that is open."""
+        while self.asked:
+            question = self.asked.pop(0)
+            marks = (RankMark(rank=0, incarnation=self.incarnation, seq=self.seq),)
+            self.give(SnapshotReceived(question.worker, question.ticket, marks, self.index.dump()))
+
+    def fail(self) -> None:
+        while self.asked:
+            question = self.asked.pop(0)
+            self.give(SnapshotFailed(question.worker, question.ticket, "no_responders"))
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.give(Tick())
+
+    def told(self) -> list[tuple[str, str | None]]:
+        facts = [from_json(e.payload, IndexSource) for e in self.out if isinstance(e, Publish)]
+        return [(fact.health, fact.reason) for fact in facts]
+
+    def content(self) -> object:
+        return self.core.index.content().get((self.worker, 0), {})
+
+    def expected(self) -> object:
+        return self.index.content().get((self.worker, 0), {})
+
+    def match(self, number: int = 0) -> WorkerMatch:
+        request = MatchRequest(model="tiny", block_size=BLOCK, chain=chain(number))
+        reply = from_msgpack(self.core.match(to_msgpack(request)), MatchReply)
+        return next(match for match in reply.matches if match.worker == self.worker)
+
+
+def bridge(**changes: object) -> Bridge:
+    return Bridge(IndexerCore(IndexerSettings(instance="indexer-1", **changes), 1))  # type: ignore[arg-type]
+
+
+def test_stream_from_its_first_batch() -> None:
+    """An indexer that heard the marked first batch needs no snapshot, whatever its number."""
+    at = bridge()
+    at.beat()
+    at.seq = 6
+    for number in range(3):
+        at.publish(stored(number))
+    assert at.asked == []
+    assert (at.match().health, at.match().blocks.reach) == ("synced", 1)
+    assert at.told()[-1] == ("synced", None)
+
+
+def test_late_start_asks_the_bridge() -> None:
+    """User case A2: in the middle of an unknown incarnation: hold, ask, load, go on."""
+    at = bridge()
+    for number in range(5):
+        at.publish(stored(number), heard=False)
+    at.publish(stored(5))
+    at.beat()
+    assert len(at.asked) == 1
+    at.publish(stored(6))
+    at.answer()
+    assert at.content() == at.expected()
+    assert at.match().health == "synced"
+
+
+def test_questions_go_only_to_bridges_that_are_known() -> None:
+    """Batches of a worker that has not introduced itself wait for its heartbeat."""
+    at = bridge()
+    at.publish(stored(0), heard=False)
+    at.publish(stored(1))
+    assert at.asked == []
+    at.beat()
+    assert [question.worker for question in at.asked] == ["w"]
+
+
+def test_gap_on_the_bus_is_repaired() -> None:
+    """A batch lost on the bus: what follows waits for the snapshot; duplicates are dropped."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+    at.publish(removed(0), heard=False)
+    at.publish(stored(0))
+    assert at.match().health == "catching_up"
+    at.answer()
+    assert at.content() == at.expected()
+    at.give(BatchReceived(KvHeaders(worker="w", rank=0, incarnation="1000.0", seq=2), stored(0)))
+    assert at.content() == at.expected()
+
+
+def test_lost_tail_shows_in_the_heartbeats() -> None:
+    """Nothing comes after the lost batch: the second heartbeat that names it makes the indexer ask."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+    at.publish(stored(1), heard=False)
+    at.beat()
+    at.beat()
+    at.answer()
+    assert at.content() == at.expected()
+    assert at.match().health == "synced"
+
+
+def test_new_incarnation_clears() -> None:
+    """User case A3: the old blocks go with the first word of the new incarnation, batch or heartbeat."""
+    for heartbeat in (True, False):
+        at = bridge()
+        at.beat()
+        at.publish(stored(0))
+        at.restart("2000.0")
+        if heartbeat:
+            at.beat()
+            assert at.content() == {}
+        at.publish(stored(1))
+        assert at.content() == at.expected()
+        assert at.match(0).blocks.reach == 0
+        assert at.match(1).blocks.reach == 1
+
+
+def test_snapshots_that_fail_are_asked_for_again_later() -> None:
+    """A bridge that does not answer: few questions, longer and longer apart; blind after a while, healed at the end."""
+    at = bridge()
+    at.publish(stored(0), heard=False)
+    at.beat()
+    asked = 0
+    for _ in range(100):
+        asked += len(at.asked)
+        at.fail()
+        at.tick(0.1)
+        at.beat()
+    assert 3 <= asked <= 12
+    assert (at.match().health, at.match().reason) == ("blind", "no_responders")
+    for _ in range(80):
+        at.answer()
+        at.tick(0.1)
+        at.beat()
+    assert at.content() == at.expected()
+    assert at.match().health == "synced"
+
+
+def test_damaged_snapshot_changes_nothing() -> None:
+    """A dump that is none is counted like any failure."""
+    at = bridge()
+    at.publish(stored(0), heard=False)
+    at.beat()
+    question = at.asked.pop()
+    at.give(SnapshotReceived("w", question.ticket, (RankMark(rank=0, incarnation="1000.0", seq=0),), b"junk"))
+    assert at.core.gaps["w", "bad_dump"] == 1
+    at.give(SnapshotReceived("w", question.ticket, (), at.index.dump()))
+    assert at.content() == {}
+
+
+def test_bridge_states_become_health() -> None:
+    """What the bridge says of its own stream is part of the judgement: on its way, incomplete, blind, mismatch."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+
+    def stream(state: str, reason: str | None) -> tuple[RankStream, ...]:
+        return (RankStream(rank=0, incarnation="1000.0", seq=0, state=state, reason=reason),)  # type: ignore[arg-type]
+
+    for told, health in (
+        (stream("synced", None), ("synced", None)),
+        (stream("catching_up", "reconnecting"), ("catching_up", "reconnecting")),
+        (stream("catching_up", "history_gone"), ("approximate", "history_gone")),
+        (stream("blind", "port_collision"), ("blind", "port_collision")),
+        ((), ("blind", "no_events")),
+    ):
+        at.beat(streams=told)
+        assert (at.match().health, at.match().reason) == health
+    at.beat("mismatch")
+    assert (at.match().health, at.match().reason, at.match().blocks.reach) == ("blind", "block_size", 0)
+
+
+def test_workers_come_and_go() -> None:
+    """User case A15: left at once, lost after silence; stale facts of an older bridge do not bring it back."""
+    at = bridge(worker_lost_s=5.0)
+    at.beat()
+    at.publish(stored(0))
+    at.tick(4.0)
+    assert "w" in at.core.workers
+    at.tick(2.0)
+    assert ("blind", "lost") in at.told()
+    assert at.core.index.ranks() == []
+    at.beat()
+    at.answer()
+    assert at.match().blocks.reach == 1
+    at.beat("left")
+    assert at.told()[-1] == ("blind", "left")
+    assert at.core.sources == {}
+
+
+def test_silence_while_the_bus_is_away_is_nobodys() -> None:
+    """While the indexer itself hears nothing, no worker is lost; its time counts from the return of the bus."""
+    at = bridge(worker_lost_s=5.0)
+    at.beat()
+    at.publish(stored(0))
+    at.now += 60.0
+    at.give(Tick(connected=False))
+    at.tick(1.0)
+    assert at.match().blocks.reach == 1
+    at.tick(6.0)
+    assert at.core.workers == {}
+
+
+def test_other_names_of_a_worker_are_in_its_pool() -> None:
+    """Adapters are models of the worker; a change of names is followed."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+
+    def pool(model: str) -> int:
+        request = MatchRequest(model=model, block_size=BLOCK, chain=chain(0))
+        return len(from_msgpack(at.core.match(to_msgpack(request)), MatchReply).matches)
+
+    assert (pool("tiny"), pool("lora-a")) == (1, 0)
+    profile = WorkerProfile(url="http://e", model="tiny", models=("tiny", "lora-a"), block_size=BLOCK)
+    at.beat(profile=profile)
+    assert (pool("tiny"), pool("lora-a")) == (1, 1)
+
+
+def test_requests_without_events_make_a_source_approximate() -> None:
+    """Blocks should have been stored and no event came: `approximate: no_events`, until one does."""
+    at = bridge(silent_requests=3)
+    at.beat()
+    at.publish(stored(0))
+    for number in range(3):
+        end = RequestEnd(
+            source="ingress-1",
+            epoch=1,
+            seq=number,
+            at_ms=0,
+            request_id=str(number),
+            model="tiny",
+            identity=SessionIdentity(key=SessionKey(root="s"), session_id="s"),
+            outcome="completed",
+            worker="w",
+            rank=0,
+            usage=Usage(input_tokens=100),
+        )
+        at.give(RequestEnded(end))
+    assert (at.match().health, at.match().reason) == ("approximate", "no_events")
+    assert at.core.counters.parity_alarms == 1
+    at.publish(stored(1))
+    assert at.match().health == "synced"
+
+
+def test_bad_questions_get_an_answer() -> None:
+    """Junk and broken chains are answered with a reason, and counted."""
+    core = bridge().core
+    for payload in (b"\xc1", b"", to_msgpack(MatchRequest(model="m", block_size=4, chain=b"123"))):
+        assert from_msgpack(core.match(payload), MatchReply).error is not None
+    assert core.counters.bad_questions == 3
+
+
+def test_settings_name_their_key() -> None:
+    """Every mistake names its key."""
+    for key, values in {
+        "max_blocks": {"max_blocks": 0},
+        "snapshot_retry_max_s": {"snapshot_retry_max_s": 0.1},
+        "parity_min_requests": {"parity_min_requests": 100},
+        "parity_alarm_ratio": {"parity_alarm_ratio": 2.0},
+    }.items():
+        with pytest.raises(SettingsError) as caught:
+            IndexerSettings(**values)  # type: ignore[arg-type]  # wrong on purpose
+        assert caught.value.key == key
+
+
+def test_snapshot_queue_bounds_open_questions() -> None:
+    """At most so many at once, one per worker, and none for a worker that is gone."""
+    queue = SnapshotQueue(at_once=2, retry_s=1.0, retry_max_s=4.0)
+    known = {"a", "b", "c"}
+    for worker in (*known, "stranger"):
+        queue.want(worker)
+    first = queue.ask(0.0, known)
+    assert len(first) == 2
+    assert queue.ask(0.0, known) == []
+    assert not queue.close(first[0].worker, 99)
+    assert queue.close(first[0].worker, first[0].ticket)
+    queue.failed(first[0].worker, 0.0)
+    queue.want(first[0].worker)
+    (third,) = queue.ask(0.5, known)
+    assert third.worker not in {question.worker for question in first}
+    queue.forget(third.worker)
+    assert [question.worker for question in queue.ask(1.0, known)] == [first[0].worker]
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "store", "remove", "beat", "answer", "fail", "tick", "restart"]),
+        st.integers(0, 5),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(actions=actions)
+def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) -> None:
+    """Whatever is lost on the bus, in whatever order facts and snapshots come: while `synced` is said nothing is there
+    that the bridge has not, and at rest both are equal."""
+    at = bridge()
+    names = 0
+    for action, number, heard in actions:
+        if action == "store":
+            at.publish(stored(number), heard=heard)
+        elif action == "remove":
+            at.publish(removed(number), heard=heard)
+        elif action == "beat":
+            at.beat()
+        elif action == "answer":
+            at.answer()
+        elif action == "fail":
+            at.fail()
+        elif action == "tick":
+            at.tick(0.5)
+        else:
+            names += 1
+            at.restart(f"{2000 + names}.0")
+        source = at.core.sources.get("w", {}).get(0)
+        if source is not None and source.machine.last == at.seq and source.machine.incarnation == at.incarnation:
+            assert at.content() == at.expected()
+    for _ in range(20):
+        at.beat()
+        at.answer()
+        at.tick(0.5)
+    assert at.content() == at.expected()
+    assert at.match().health == "synced"

@@ -17,9 +17,9 @@ import random
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from nats import errors as nats_errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as RawSubscription
 
@@ -46,6 +46,7 @@ from bus.interface import (
 )
 from bus.log import EventLog
 from bus.nats.buckets import NatsKeyValue, NatsObjectStore
+from bus.nats.client import NatsClient
 from bus.nats.replies import NO_HEADERS, Replies, bus_is_away
 from bus.nats.streams import JetStream, NatsConsumer, TraceStreamLimits, tail_stream
 from bus.services import serve_endpoints
@@ -122,7 +123,7 @@ class NatsBus:
         self.options = options
         self._url = url
         self._name = name
-        self.client = Client()
+        self.client = NatsClient()
         self.js = JetStream(self)
         self._subscriptions: dict[RawSubscription, NatsSubscription] = {}
         self._gone = BusStats(0, 0, 0, 0, 0, 0)
@@ -131,6 +132,7 @@ class NatsBus:
         self._published = 0
         self._publish_failed = 0
         self._dropped = 0
+        self._dialled = False
         self._opened = False
         self._closed = False
         self._failures = 0
@@ -142,6 +144,8 @@ class NatsBus:
 
     async def open(self) -> None:
         options = self.options
+        if urlsplit(self._url).scheme not in ("nats", "tls", "ws", "wss"):
+            raise SettingsError("nats_url", f"{redact('url', self._url)!r} is not nats://host:port")
         try:
             await self.client.connect(
                 [self._url],
@@ -160,8 +164,10 @@ class NatsBus:
                 pending_size=1 << 50,
             )
         except nats_errors.Error as error:
-            raise SettingsError("nats_url", f"{redact('url', self._url)!r} is not a NATS address ({error})") from error
-        self._opened = True
+            raise SettingsError(
+                "nats_url", f"{redact('url', self._url)!r} is not nats://host:port ({error})"
+            ) from error
+        self._dialled = self._opened = True
         self._failures = 0
         await self.client.subscribe(self._replies.subject, cb=self._replies.deliver)
         log.info("bus_connected", url=redact("url", self._url), max_payload=self.client.max_payload)
@@ -177,6 +183,7 @@ class NatsBus:
         if not self._opened:
             # nats-py waits the same time between all first tries; growing it here is its only hook for a backoff.
             self.client.options["reconnect_time_wait"] = self._backoff_s()
+        self._dialled = True
         self._failures += 1
         self._log_sometimes("bus_unreachable", url=redact("url", self._url), reason=str(error) or repr(error))
 
@@ -191,6 +198,7 @@ class NatsBus:
         return min(doubled, self.options.retry_most_s) * random.uniform(0.75, 1.0)  # noqa: S311 - jitter
 
     def _next_try(self, servers: object, info: object) -> tuple[None, float]:
+        self.client.drop_failed_connection()
         return None, self._backoff_s()
 
     async def _on_disconnected(self) -> None:
@@ -397,13 +405,13 @@ class NatsBus:
         self._closed = True
         for subscription in list(self._subscriptions.values()):
             await subscription.unsubscribe()
-        if not self.client.is_connected:
-            # nats-py would write what is left to the closed socket, which uvloop refuses, and skip its own cleaning up.
-            self.client._pending, self.client._pending_data_size = [], 0
-        try:
-            await asyncio.wait_for(self.client.close(), 2.0)
-        except (TimeoutError, OSError) as error:
-            log.warning("close_incomplete", reason=repr(error))
+        if self._dialled:
+            if not self.client.is_connected:
+                self.client.forget_pending()
+            try:
+                await asyncio.wait_for(self.client.close(), 2.0)
+            except (TimeoutError, OSError) as error:
+                log.warning("close_incomplete", reason=repr(error))
         self._replies.fail_all(ClosedError("the bus connection is closed"))
         self._lost.cancel()
 

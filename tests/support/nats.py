@@ -92,6 +92,11 @@ class NatsServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """SIGHUP reads the configuration file again."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def restart(self, *, store: str | None = None, max_payload: int | None = None) -> None:
         """On the same port, with the same store unless another name is given."""
         if self._process is not None:

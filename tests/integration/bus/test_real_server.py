@@ -1,0 +1,295 @@
+"""What only a real nats-server can show: hanging, crashing, other limits after a restart, revoked access, absence."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+from nats.js import api
+
+from bus import subjects
+from bus.errors import BusTimeoutError, NotConnectedError, PayloadTooLargeError, SettingsError, StreamError
+from bus.interface import Bus
+from bus.nats import NatsBus, NatsOptions, connect
+from tests.integration.bus.support import Collector, eventually
+from tests.support.nats import NatsServer
+
+QUICK = NatsOptions(ping_interval_s=0.2, retry_most_s=0.05, connect_timeout_s=0.5)
+ROW = subjects.trace("request_end", "model", "default/request/a/")
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
+    """A connection that notices a hanging server within half a second."""
+    connection = await connect(nats_server.url, name="test", timeout_s=5, options=QUICK)
+    yield connection
+    await connection.close()
+
+
+async def test_a_hanging_server_blocks_nobody(nats_server: NatsServer) -> None:
+    """User case E1, SIGSTOP: questions time out at their deadline, publishing goes on, all arrives after CONT."""
+    bus = await connect(nats_server.url, name="test", timeout_s=5)
+    got = Collector()
+    await bus.subscribe("facts.x", got)
+    nats_server.pause()
+    started = time.monotonic()
+    for number in range(2_000):
+        bus.publish("facts.x", b"%d" % number + b"." * 2_000)
+    with pytest.raises(BusTimeoutError):
+        await bus.request("q.x", b"", timeout_s=0.2)
+    with pytest.raises(BusTimeoutError):
+        await bus.flush(0.2)
+    assert bus.connected
+    assert time.monotonic() - started < 5
+    nats_server.resume()
+    payloads = await got.wait_for(2_000)
+    assert [payload.split(b".")[0] for payload in payloads] == [b"%d" % number for number in range(2_000)]
+    await bus.close()
+
+
+async def test_a_server_that_hangs_for_long_is_lost_and_found_again(nats_server: NatsServer, bus: NatsBus) -> None:
+    """No answer to two pings: the connection counts as lost, open questions fail, and it heals after CONT."""
+    await bus.subscribe("q.silent", lambda message: None)
+    waiting = asyncio.ensure_future(bus.request("q.silent", b"", timeout_s=60))
+    await bus.flush()
+    nats_server.pause()
+    with pytest.raises(NotConnectedError):
+        await asyncio.wait_for(waiting, 10)
+    assert not bus.connected
+    nats_server.resume()
+    await eventually(lambda: bus.connected)
+    await bus.flush()
+    assert bus.stats().reconnects == 1
+
+
+async def test_a_crash_loses_no_stored_row(nats_server: NatsServer, bus: NatsBus) -> None:
+    """User case E1, SIGKILL: acknowledged rows are there after the restart; acknowledgements may be asked for again."""
+    consumer = await bus.consume("recorder", subjects.TRACE_SUBJECTS, ack_wait_s=0.5)
+    for number in range(50):
+        await bus.publish_row(ROW, b"%d" % number, f"request-{number}")
+    nats_server.kill()
+    await eventually(lambda: not bus.connected)
+    await asyncio.to_thread(nats_server.start)
+    got: set[bytes] = set()
+    async with asyncio.timeout(15):
+        while len(got) < 50:
+            for row in await consumer.fetch(100, 1):
+                got.add(row.payload)
+                await consumer.ack(row)
+    assert got == {b"%d" % number for number in range(50)}
+    assert await bus.publish_row(ROW, b"0", "request-0") is False
+
+
+async def test_the_limit_is_the_server_s_own_after_a_restart(nats_server: NatsServer, bus: NatsBus) -> None:
+    """User case E1: a server that comes back with 64 KB is believed at once."""
+    assert bus.max_payload == 8 * 1024 * 1024
+    bus.publish("x", b"a" * 1_000_000)
+    nats_server.stop()
+    await eventually(lambda: not bus.connected)
+    await asyncio.to_thread(nats_server.restart, max_payload=65_536)
+    await eventually(lambda: bus.connected)
+    with pytest.raises(PayloadTooLargeError) as caught:
+        bus.publish("x", b"a" * 65_537)
+    assert caught.value.limit_bytes == 65_536
+
+
+async def test_no_server_then_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """User case E4: connecting waits with growing pauses and a clear message, and succeeds when the bus appears."""
+    server = NatsServer(tmp_path / "nats").start()
+    server.stop()
+    with pytest.raises(NotConnectedError, match="no bus at"):
+        await connect(server.url, name="test", timeout_s=0.3)
+    connecting = asyncio.ensure_future(connect(server.url, name="test", options=QUICK))
+    await eventually(lambda: "bus_unreachable" in caplog.text)
+    assert not connecting.done()
+    await asyncio.to_thread(server.start)
+    bus = await asyncio.wait_for(connecting, 10)
+    assert bus.connected
+    assert "Traceback" not in caplog.text
+    await bus.close()
+    server.kill()
+
+
+@pytest.mark.parametrize("url", ["nats://", "nats://host:port", "http://127.0.0.1:1"])
+async def test_a_wrong_address_is_a_wrong_setting(url: str) -> None:
+    """No retry can help: told at once."""
+    with pytest.raises(SettingsError, match="nats_url"):
+        await connect(url, name="test", timeout_s=5)
+
+
+async def test_a_changed_password_is_retried_until_it_is_right_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server no longer takes ours: not connected, told why in the log, and connected when it is put right."""
+    config = "authorization { user: tidegate, password: first }"
+    server = NatsServer(tmp_path / "nats", config=config).start()
+    bus = await connect(server.url.replace("nats://", "nats://tidegate:first@"), name="test", options=QUICK)
+    file = tmp_path / "nats" / "nats.conf"
+    right = file.read_text()
+    await asyncio.to_thread(file.write_text, right.replace("first", "second"))
+    server.send_signal(signal.SIGHUP)
+    await eventually(lambda: "Authorization Violation" in str(bus.client.last_error))
+    assert not bus.connected
+    await asyncio.to_thread(file.write_text, right)
+    server.send_signal(signal.SIGHUP)
+    await eventually(lambda: bus.connected)
+    await bus.flush()
+    await bus.close()
+    server.kill()
+
+
+async def test_a_connection_that_the_server_ends_for_good(tmp_path: Path) -> None:
+    """nats-py gives up after an error such as an expired account: `wait_lost` tells, so that the process can end."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.12.0","max_payload":1048576,"headers":true}\r\n')
+        published = False
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+            elif line.startswith(b"PUB"):
+                published = True
+            elif published:
+                writer.write(b"-ERR 'Account Authentication Expired'\r\n")
+                break
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    bus = await connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", name="test", timeout_s=5)
+    lost = asyncio.ensure_future(bus.wait_lost())
+    bus.publish("x", b"")
+    reason = await asyncio.wait_for(lost, 10)
+    connected = bus.connected
+    bus.publish("x", b"")
+    stats = bus.stats()
+    await bus.close()
+    server.close()
+    await server.wait_closed()
+    assert "authentication expired" in reason
+    assert not connected
+    assert (stats.published, stats.publish_failed) == (1, 1)
+
+
+async def test_secrets_of_the_address_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The password in the URL stays out of logs and errors."""
+    server = NatsServer(tmp_path / "nats").start()
+    server.stop()
+    with pytest.raises(NotConnectedError) as caught:
+        await connect(server.url.replace("nats://", "nats://me:hunter2@"), name="test", timeout_s=0.2)
+    assert "hunter2" not in str(caught.value)
+    records = "".join(str(record.__dict__) for record in caplog.records)
+    assert "bus_unreachable" in records
+    assert "hunter2" not in records
+
+
+async def test_a_stream_with_other_limits_is_taken_as_it_is(nats_server: NatsServer, bus: NatsBus) -> None:
+    """Somebody configured ``TG_TRACES`` by hand: we use it and leave its settings alone."""
+    client = Client()
+    await client.connect(nats_server.url)
+    js = client.jetstream()
+    await js.add_stream(
+        api.StreamConfig(name=subjects.TRACE_STREAM, subjects=[subjects.TRACE_SUBJECTS], max_msgs=7, max_age=60.0)
+    )
+    assert await bus.publish_row(ROW, b"1", "request-1") is True
+    info = await js.stream_info(subjects.TRACE_STREAM)
+    assert (info.config.max_msgs, info.config.max_age, info.state.messages) == (7, 60.0, 1)
+    await client.close()
+
+
+async def test_our_stream_is_durable_and_bounded(nats_server: NatsServer, bus: NatsBus) -> None:
+    """On disk, with a duplicate window of ten minutes, an age and a size limit."""
+    await bus.publish_row(ROW, b"1", "request-1")
+    client = Client()
+    await client.connect(nats_server.url)
+    config = (await client.jetstream().stream_info(subjects.TRACE_STREAM)).config
+    assert config.storage == api.StorageType.FILE
+    assert config.duplicate_window == 600.0
+    assert config.subjects == [subjects.TRACE_SUBJECTS]
+    assert (config.max_age or 0) > 0
+    assert (config.max_bytes or 0) > 0
+    await client.close()
+
+
+async def test_a_server_without_jetstream_is_named(tmp_path: Path) -> None:
+    """Facts and questions work; what needs JetStream says what is missing."""
+    server = NatsServer(tmp_path / "nats", jetstream=False).start()
+    bus = await connect(server.url, name="test", timeout_s=5)
+    for attempt in (
+        bus.publish_row(ROW, b"", "request-1"),
+        bus.key_value("TG_TEST"),
+        bus.objects("TG_TEST"),
+        bus.consume("recorder", subjects.TRACE_SUBJECTS),
+    ):
+        with pytest.raises(StreamError, match="JetStream"):
+            await attempt
+    await bus.flush()
+    await bus.close()
+    server.kill()
+
+
+async def test_a_lost_consumer_is_made_again(nats_server: NatsServer, bus: NatsBus) -> None:
+    """Somebody deletes consumer or stream while we are connected: fetch and tail go on."""
+    consumer = await bus.consume("recorder", subjects.TRACE_SUBJECTS)
+    await bus.publish_row(ROW, b"1", "request-1")
+    assert len(await consumer.fetch(10, 5)) == 1
+    waiting = asyncio.ensure_future(consumer.fetch(10, 30))
+    client = Client()
+    await client.connect(nats_server.url)
+    js = client.jetstream()
+    await js.delete_consumer(subjects.TRACE_STREAM, "recorder")
+    assert [row.payload for row in await asyncio.wait_for(waiting, 10)] == [b"1"]
+    waiting = asyncio.ensure_future(consumer.fetch(10, 30))
+    await js.delete_stream(subjects.TRACE_STREAM)
+    assert await bus.publish_row(ROW, b"2", "request-2") is True
+    assert [row.payload for row in await asyncio.wait_for(waiting, 15)] == [b"2"]
+    await client.close()
+
+
+async def test_other_clients_read_our_buckets_and_objects(nats_server: NatsServer, bus: NatsBus) -> None:
+    """Keys and objects are in NATS's own format: nats-py reads what we wrote, and the other way round."""
+    client = Client()
+    await client.connect(nats_server.url)
+    js = client.jetstream()
+    ours = await bus.key_value("TG_TEST")
+    await ours.put("a", b"1")
+    theirs = await js.key_value("TG_TEST")
+    assert (await theirs.get("a")).value == b"1"
+    await theirs.put("a", b"2")
+    entry = await ours.get("a")
+    assert entry is not None
+    assert entry.value == b"2"
+    await theirs.delete("a")
+    assert await ours.get("a") is None
+    assert await ours.create("a", b"3") > entry.revision
+    objects = await bus.objects("TG_OBJECTS")
+    await objects.put("snapshot", b"x" * 300_000)
+    assert (await (await js.object_store("TG_OBJECTS")).get("snapshot")).data == b"x" * 300_000
+    await client.close()
+
+
+async def test_many_connections_under_load_keep_order(nats_server: NatsServer) -> None:
+    """Four publishers at once: per publisher the order holds, nothing is lost below the bounds."""
+    receiver: Bus = await connect(nats_server.url, name="receiver", timeout_s=5)
+    senders = [await connect(nats_server.url, name=f"sender-{number}", timeout_s=5) for number in range(4)]
+    got = Collector()
+    await receiver.subscribe("load.*", got)
+
+    async def send(number: int) -> None:
+        for place in range(2_500):
+            senders[number].publish(f"load.{number}", b"%d" % place)
+            if place % 100 == 0:
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(send(number) for number in range(4)))
+    await got.wait_for(10_000)
+    for number in range(4):
+        mine = [int(message.payload) for message in got.messages if message.subject == f"load.{number}"]
+        assert mine == list(range(2_500))
+    for connection in (receiver, *senders):
+        await connection.close()

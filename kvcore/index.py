@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from kvcore.dump import GroupDump, IndexDump, RankDump, decode_dump, dump_group, encode_dump, load_group
+from kvcore.dump import IndexDump, RankDump, decode_dump, dump_group, encode_dump, load_group
 from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored
 from kvcore.hashing import chain_view
 from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without_holes, select
@@ -77,6 +77,7 @@ class _Rank:
     rank: int
     groups: dict[int, Residency] = field(default_factory=dict)
     other_kinds: dict[int, str] = field(default_factory=dict)
+    known: int = 0
 
 
 Content = dict[tuple[str, int], dict[int, tuple[tuple[int, int, int], ...]]]
@@ -106,8 +107,8 @@ class PrefixIndex:
         """Apply one batch, its events in order. ``rank`` counts, whatever the batch says of itself."""
         owner = self._rank(worker, rank)
         result = ApplyResult()
-        result.rejected.update(batch.rejected)
-        before = sum(len(group.blocks) for group in owner.groups.values())
+        if batch.rejected:
+            result.rejected.update(batch.rejected)
         for event in batch.events:
             if isinstance(event, Stored):
                 for group in self._stored_groups(owner, event, result):
@@ -118,12 +119,11 @@ class PrefixIndex:
                 result.cleared += 1
                 for group in owner.groups.values():
                     group.clear_pool()
-        self._known += sum(len(group.blocks) for group in owner.groups.values()) - before
+        self._refresh(owner)
         if self._known > self.limits.max_blocks:
             result.evicted = self._evict()
         if result.cleared:
             self._give_back()
-        self._refresh(owner)
         self._dropped += result.dropped
         result.block_size = self.block_size(worker, rank)
         return result
@@ -131,8 +131,7 @@ class PrefixIndex:
     def clear_rank(self, worker: str, rank: int) -> None:
         """Forget every block of the rank, in all tiers and groups: a restart, or lost history. The rank stays."""
         owner = self._rank(worker, rank)
-        for number, group in list(owner.groups.items()):
-            self._known -= len(group.blocks)
+        for number in list(owner.groups):
             self._drop_group(owner, number)
         owner.other_kinds.clear()
         self._give_back()
@@ -186,8 +185,10 @@ class PrefixIndex:
     def block_size(self, worker: str, rank: int) -> int | None:
         """Tokens per block as learned from the rank's events; ``None`` before the first one with tokens."""
         owner = self._ranks.get((worker, rank))
-        sizes = (group.block_size for group in owner.groups.values()) if owner else iter(())
-        return next((size for size in sizes if size), None)
+        for group in owner.groups.values() if owner else ():
+            if group.block_size:
+                return group.block_size
+        return None
 
     def stats(self) -> IndexStats:
         """Counts for metrics."""
@@ -247,7 +248,7 @@ class PrefixIndex:
             owner = self._rank(*key)
             owner.other_kinds.update(dump.other_kinds)
             for number, group in dump.groups.items():
-                self._load_group(owner, number, group)
+                load_group(self._add_group(owner, number), group)
             self._refresh(owner)
             loaded.append(key)
         if self._known > self.limits.max_blocks:
@@ -312,20 +313,19 @@ class PrefixIndex:
         self._grouped &= ~group.bit
         self._refresh(owner)
 
-    def _load_group(self, owner: _Rank, number: int, dump: GroupDump) -> None:
-        group = self._add_group(owner, number)
-        load_group(group, dump)
-        self._known += len(group.blocks)
-
     def _refresh(self, owner: _Rank) -> None:
-        """Set the rank's bits in the masks that say how it must be matched."""
-        self._peak = max(self._peak, len(self._masks.presence))
+        """After a change: the rank's bits in the masks that say how it must be matched, and its size."""
         several = len(owner.groups) > 1
+        known = 0
         for group in owner.groups.values():
             bit = group.bit
             self._holed = self._holed | bit if group.holes else self._holed & ~bit
             self._lowered = self._lowered | bit if group.lowered else self._lowered & ~bit
             self._grouped = self._grouped | bit if several else self._grouped & ~bit
+            known += len(group.blocks)
+        self._known += known - owner.known
+        owner.known = known
+        self._peak = max(self._peak, len(self._masks.presence))
 
     # Matching
 
@@ -365,7 +365,6 @@ class PrefixIndex:
                 break
             surplus -= gone
             evicted += gone
-            self._known -= gone
             self._refresh(owner)
         self._evicted += evicted
         self._give_back()

@@ -17,6 +17,9 @@ import msgspec
 
 from bus.errors import BusError
 from bus.interface import BusMessage, Endpoint, Handler, Subscription
+from bus.log import EventLog
+
+log = EventLog(__name__)
 
 PREFIX = "$SRV"
 ERROR_HEADER = "Nats-Service-Error"
@@ -34,6 +37,8 @@ class Subscriber(Protocol):
     async def subscribe(
         self, subject: str, handler: Handler, *, queue: str = "", pending_limit: int = 65_536
     ) -> Subscription: ...
+
+    async def flush(self, timeout_s: float = 2.0) -> None: ...
 
 
 class _Endpoint:
@@ -115,6 +120,11 @@ class ServedService:
             self._served.remove(self._identity["name"])
         while self._subscriptions:
             await self._subscriptions.pop().unsubscribe()
+        try:
+            # Whoever asks from now on hears that nobody answers.
+            await self._bus.flush()
+        except BusError as error:
+            log.info("stopped_serving_without_flush", service=self._identity["name"], reason=error.reason)
 
     def _answer(self, message: BusMessage, kind: str, more: dict[str, Any]) -> None:
         if message.reply:

@@ -1,0 +1,217 @@
+"""The policy SDK over both buses, and the example of the documentation as its user runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bus import subjects
+from bus.errors import BusTimeoutError, NoRespondersError
+from bus.interface import Bus, BusMessage
+from bus.nats import connect as connect_nats
+from schemas.admit import Grant
+from schemas.base import from_json, to_json
+from schemas.decision import Candidate, Decision
+from schemas.policy import RouteAnswer, RouteQuestion
+from schemas.session import SessionIdentity, SessionKey
+from tests.integration.bus.support import Server, eventually
+from tests.support.nats import NatsServer
+from tidegate import Policy, connect
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "route_policy.py"
+IDENTITY = SessionIdentity(key=SessionKey(tenant="acme", root="a"), session_id="a")
+CANDIDATES = (
+    Candidate(worker="w1", rank=0),
+    Candidate(worker="w2", rank=0),
+    Candidate(worker="w2", rank=1),
+    Candidate(worker="w3", rank=0, excluded="starting"),
+)
+
+
+def question(deadline_s: float = 10.0) -> RouteQuestion:
+    return RouteQuestion(
+        request_id="r1",
+        model="m",
+        identity=IDENTITY,
+        candidates=CANDIDATES,
+        choice=0,
+        deadline_ms=int((time.time() + deadline_s) * 1000),
+    )
+
+
+def decision(worker: str) -> Decision:
+    grant = Grant(grant_id="g", request_id="r0", worker=worker, rank=0, owner="ingress-1", epoch=1, expires_ms=1)
+    return Decision(
+        source="admission-1",
+        epoch=1,
+        seq=0,
+        at_ms=1,
+        request_id="r0",
+        model="m",
+        worker=worker,
+        rank=0,
+        identity=IDENTITY,
+        grant=grant,
+    )
+
+
+async def ask(bus: Bus, name: str, asked: RouteQuestion | None = None, timeout_s: float = 5.0) -> RouteAnswer:
+    answer = await bus.request(subjects.policy("route", name), to_json(asked or question()), timeout_s=timeout_s)
+    return from_json(answer.payload, RouteAnswer)
+
+
+async def test_a_decorated_function_answers(server: Server) -> None:
+    """A worker's name, a candidate with its rank, an own answer, or no opinion."""
+    bus, admission = await server.connect(), await server.connect()
+    choices: list[object] = ["w2", CANDIDATES[2], RouteAnswer(worker="w1", reason="because"), None]
+    policy = Policy("mine: first")
+
+    @policy.route
+    def route(asked: RouteQuestion) -> object:
+        assert asked.identity == IDENTITY
+        return choices.pop(0)
+
+    await policy.start(bus)
+    assert [await ask(admission, "mine: first") for _ in range(4)] == [
+        RouteAnswer(worker="w2"),
+        RouteAnswer(worker="w2", rank=1),
+        RouteAnswer(worker="w1", reason="because"),
+        RouteAnswer(),
+    ]
+    assert (policy.counts.answered, policy.counts.no_opinion) == (3, 1)
+    await policy.stop()
+    with pytest.raises(NoRespondersError):
+        await ask(admission, "mine: first")
+
+
+async def test_a_subclass_answers_by_what_it_has_watched(server: Server) -> None:
+    """Facts come decoded; the class keeps state between them and the question."""
+    bus, admission = await server.connect(), await server.connect()
+
+    class Follow(Policy):
+        last = ""
+
+        def choose(self, asked: RouteQuestion) -> str:
+            return self.last
+
+    policy = Follow("follow")
+
+    @policy.on("tg.v1.decision.>")
+    def remember(fact: Decision) -> None:
+        policy.last = fact.worker
+
+    await policy.start(bus)
+    assert await ask(admission, "follow") == RouteAnswer()
+    admission.publish(subjects.decision("w2"), to_json(decision("w2")))
+    await eventually(lambda: policy.counts.facts == 1)
+    assert await ask(admission, "follow") == RouteAnswer(worker="w2")
+    admission.publish(subjects.decision("w2"), b"{not json")
+    await eventually(lambda: policy.counts.rejected == 1)
+    await policy.stop()
+
+
+async def test_what_a_policy_gets_wrong_changes_nothing(server: Server) -> None:
+    """It raises, names an unknown or an excluded worker, is asked nonsense: an answer without opinion, counted."""
+    bus, admission = await server.connect(), await server.connect()
+    choices = [KeyError("bug"), "w9", "w3", RouteAnswer(worker="w1", rank=7)]
+    policy = Policy("wrong")
+
+    @policy.route
+    def route(asked: RouteQuestion) -> object:
+        choice = choices.pop(0)
+        if isinstance(choice, Exception):
+            raise choice
+        return choice
+
+    await policy.start(bus)
+    answers = [await ask(admission, "wrong") for _ in range(4)]
+    assert [answer.worker for answer in answers] == [""] * 4
+    assert [answer.reason for answer in answers] == ["policy_failed", *["not_a_candidate"] * 3]
+    assert (policy.counts.failed, policy.counts.unusable) == (1, 3)
+    answer = await admission.request(subjects.policy("route", "wrong"), b"nonsense", timeout_s=5)
+    assert from_json(answer.payload, RouteAnswer) == RouteAnswer(reason="bad_message")
+    assert policy.counts.rejected == 1
+    await policy.stop()
+
+
+async def test_the_deadline_is_kept(server: Server) -> None:
+    """A question that is already late, or becomes late while it is thought about, gets no answer at all."""
+    bus, admission = await server.connect(), await server.connect()
+    asked: list[str] = []
+    policy = Policy("slow")
+
+    @policy.route
+    def route(one: RouteQuestion) -> str:
+        asked.append(one.request_id)
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+        return "w1"
+
+    await policy.start(bus)
+    for deadline_s in (-0.1, 0.05):
+        with pytest.raises(BusTimeoutError):
+            await ask(admission, "slow", question(deadline_s), timeout_s=0.3)
+    assert asked == ["r1"]
+    assert policy.counts.late == 2
+    await policy.stop()
+
+
+async def test_kv_batches_come_undecoded(server: Server) -> None:
+    """The engine's own bytes are not ours to decode."""
+    bus = await server.connect()
+    got: list[BusMessage] = []
+    policy = Policy("watch")
+    policy.on("tg.v1.kv.>")(got.append)
+    await policy.start(bus)
+    bus.publish(subjects.kv("w1", 0), b"\x93", {"Tg-Worker": "w1"})
+    await eventually(lambda: len(got) == 1)
+    assert got[0].payload == b"\x93"
+    await policy.stop()
+
+
+async def test_the_documented_example_runs(nats_server: NatsServer) -> None:
+    """``docs/examples/route_policy.py``: <= 30 lines, starts before the bus, answers by what it saw, stops."""
+    lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
+    assert len(lines) <= 30
+    nats_server.stop()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLE),
+        env={"TIDEGATE_NATS_URL": nats_server.url, "PYTHONPATH": str(EXAMPLE.parents[2])},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    log = b""
+    while b"bus_unreachable" not in log:
+        log = await asyncio.wait_for(process.stderr.readline(), 20)
+    await asyncio.to_thread(nats_server.start)
+    while b"policy_started" not in log:
+        log = await asyncio.wait_for(process.stderr.readline(), 20)
+    bus = await connect(nats_server.url)
+    assert await ask(bus, "tenant-home") == RouteAnswer(worker="w1", rank=0)
+    for _ in range(2):
+        bus.publish(subjects.decision("w2"), to_json(decision("w2")))
+    assert await ask(bus, "tenant-home") == RouteAnswer(worker="w2", rank=0)
+    assert (await bus.request("$SRV.PING.policy-tenant-home", b"", timeout_s=5)).payload
+    process.send_signal(signal.SIGTERM)
+    rest = await asyncio.wait_for(process.stderr.read(), 10)
+    assert await process.wait() == 0
+    assert b"policy_stopped" in rest
+    assert b"Traceback" not in rest
+    await bus.close()
+
+
+async def test_connect_reads_the_environment(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``connect()`` without an address: the variable that every service reads."""
+    monkeypatch.setenv("TIDEGATE_NATS_URL", nats_server.url)
+    bus = await connect()
+    other = await connect_nats(nats_server.url, name="other")
+    await bus.flush()
+    await bus.close()
+    await other.close()

@@ -31,10 +31,10 @@ check: setup ## format, lint, types, generated files, unit tests (< 15 s of test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m schemas.asyncapi --check
-	$(PYTEST) -q tests/unit
+	$(PYTEST) -q -n 2 tests/unit
 
 test-unit: setup ## pure tests only
-	$(PYTEST) -q tests/unit
+	$(PYTEST) -q -n 2 tests/unit
 
 test-integration: setup ## one room at a time, with a real nats-server and the simulated engine
 	$(PYTEST) -q tests/integration
@@ -43,7 +43,7 @@ test-system: setup ## the whole system: demo, up, kill -9 of everything
 	$(PYTEST) -q tests/system -m "not compose"
 
 test: setup ## everything that needs no Docker and no real engine (< 10 minutes on 2 cores)
-	$(PYTEST) -q tests/unit
+	$(PYTEST) -q -n 2 tests/unit
 	$(PYTEST) -q tests/integration tests/system -m "not compose and not real"
 
 test-real: setup ## real engines, pools and peers' packages, where they are installed

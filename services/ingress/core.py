@@ -14,7 +14,7 @@ from typing import Any
 from bus import subjects
 from bus.facts import FactNumbers
 from schemas.admit import AdmitCancel, AdmitRequest, DecisionMode, Granted, Held, Refused
-from schemas.base import Fact
+from schemas.base import Fact, to_json
 from schemas.ingress import InFlight, IngressState
 from schemas.request import (
     Outcome,
@@ -44,6 +44,9 @@ from services.ingress.replies import error_event, error_reply, reply_to
 from services.ingress.requests import FAILURES, RETRY_STATUSES, STEPS, Record, Step
 from services.ingress.rows import Ending, request_end_row, usage_of
 from services.ingress.workers import Workers
+
+STATE_PART_BYTES = 4 * 1024 * 1024
+"""Requests in one `IngressState` weigh at most so much: half of what a message may (DESIGN.md §3)."""
 
 _MESSAGES = {
     "no_worker": "No worker can serve this model at the moment.",
@@ -106,8 +109,11 @@ class IngressCore:
             case events.WorkerHeard():
                 self.workers.hear(event.state, now)
                 return []
-            case events.Tick():
-                self.workers.expire(now)
+            case events.Tick(connected=connected):
+                if connected:
+                    self.workers.expire(now)
+                else:
+                    self.workers.forgive(now)
                 return self._state(now)
             case events.StopAsked():
                 self.stopping = True
@@ -423,9 +429,7 @@ class IngressCore:
 
     def _state(self, now: float, final: bool = False) -> list[Effect]:
         """Who is in flight, in as many messages as it takes."""
-        in_flight = [_in_flight(record) for record in self._records.values()]
-        size = self._rules.in_flight_part
-        parts = [tuple(in_flight[at : at + size]) for at in range(0, len(in_flight), size)] or [()]
+        parts = _parts([_in_flight(record) for record in self._records.values()], self._rules.in_flight_part)
         subject = subjects.ingress_state(self._ingress)
         return [
             Publish(
@@ -448,6 +452,21 @@ class IngressCore:
         for record in list(self._records.values()):
             effects += self._give_up(record, events.RequestFailed(request_id=record.request_id, reason="stopping"), now)
         return [*effects, *self._state(now, final=True)]
+
+
+def _parts(in_flight: list[InFlight], most: int) -> list[tuple[InFlight, ...]]:
+    """At least one part, each of at most ``most`` requests and, as long as ids may be, `STATE_PART_BYTES`."""
+    parts: list[tuple[InFlight, ...]] = []
+    part: list[InFlight] = []
+    room = STATE_PART_BYTES
+    for one in in_flight:
+        size = len(to_json(one))
+        if part and (len(part) >= most or size > room):
+            parts.append(tuple(part))
+            part, room = [], STATE_PART_BYTES
+        part.append(one)
+        room -= size + 1
+    return [*parts, tuple(part)] if part or not parts else parts
 
 
 def _in_flight(record: Record) -> InFlight:

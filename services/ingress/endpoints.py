@@ -31,6 +31,9 @@ PATHS: dict[str, Endpoint] = {
 ONE_SHOT_MESSAGES = 8
 """A side request has few messages; a longer list is never looked through for one."""
 
+MAX_FIELD_CHARACTERS = 8192
+"""A longer identity field counts as absent: it would be in every fact of its request. Harnesses send below 1,000."""
+
 TITLE_TELL = b'"Generate a title for this conversation'
 """How OpenCode's title request begins (harness.md §4)."""
 
@@ -316,7 +319,7 @@ def _message_facts(
 
 
 def _identity_fields(body: _Body) -> Signals:
-    """Weak identity: only texts, trimmed, that are printable."""
+    """Weak identity: only texts, trimmed, that are printable and at most `MAX_FIELD_CHARACTERS` long."""
     found = {
         "codex_session": _member(body.client_metadata, "session_id"),
         "codex_thread": _member(body.client_metadata, "thread_id"),
@@ -327,7 +330,7 @@ def _identity_fields(body: _Body) -> Signals:
     return {
         name: value.strip()
         for name, value in found.items()
-        if isinstance(value, str) and value.strip() and value.isprintable()
+        if isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS and value.strip() and value.isprintable()
     }
 
 

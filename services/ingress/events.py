@@ -138,7 +138,9 @@ class WorkerHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Once a second."""
+    """Once a second. ``connected``: whether facts can reach us."""
+
+    connected: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

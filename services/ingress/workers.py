@@ -62,6 +62,11 @@ class Workers:
             del self._heard[name]
         return lost
 
+    def forgive(self, now: float) -> None:
+        """We could not listen: count everybody's silence from now."""
+        for heard in self._heard.values():
+            heard.at = now
+
     def knows(self, model: str) -> bool:
         """Whether any worker ever served this model."""
         return model in self._models

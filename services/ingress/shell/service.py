@@ -191,7 +191,7 @@ class IngressService:
     async def _tick(self) -> None:
         """Once a second: who is in flight, and how far the streams are."""
         while True:
-            self._dispatcher.deliver(Tick())
+            self._dispatcher.deliver(Tick(connected=self._bus.connected))
             self._dispatcher.progress()
             await asyncio.sleep(TICK_S)
 

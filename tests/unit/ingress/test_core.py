@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from bus import subjects
+from schemas.base import to_json
 from schemas.ingress import IngressState
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress, Usage
 from services.ingress import events
@@ -410,3 +411,32 @@ def test_the_table_has_every_state_and_no_unknown_step() -> None:
         "leave",
         "give_up",
     }
+
+
+def test_hostile_ids_do_not_make_the_state_larger_than_a_message() -> None:
+    """Session ids as long as a header may be: more parts, each below the bus's limit (8 MiB), nobody left out."""
+    scene = Scene("w1")
+    for number in range(200):
+        scene.play(received(f"r{number}", headers={"x-session-id": f"{number}" + "s" * 60_000}))
+    states = [effect.fact for effect in scene.play(events.Tick()) if isinstance(effect, Publish)]
+    assert all(len(to_json(state)) < 6 * 1024 * 1024 for state in states)
+    named = [one.request_id for state in states if isinstance(state, IngressState) for one in state.in_flight]
+    assert sorted(named) == sorted(f"r{number}" for number in range(200))
+    assert {state.parts for state in states if isinstance(state, IngressState)} == {len(states)}
+
+
+def test_the_last_worker_list_outlives_an_outage_of_our_bus() -> None:
+    """C9: nobody's silence counts while no fact can reach us; it counts again, from then on, when facts can."""
+    scene = Scene("w1")
+    for _ in range(20):
+        scene.now += 1.0
+        scene.play(events.Tick(connected=False))
+    scene.play(received(R), counted(R))
+    assert only(scene.play(undecided("bus_down")), Forward).worker == "w1"
+    for _ in range(5):
+        scene.now += 1.0
+        scene.play(events.Tick())
+    assert len(scene.core.workers) == 1
+    scene.now += 1.0
+    scene.play(events.Tick())
+    assert len(scene.core.workers) == 0

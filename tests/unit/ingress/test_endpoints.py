@@ -212,3 +212,18 @@ def test_members_that_we_do_not_serve_by_may_be_anything() -> None:
     request = read("chat_completions", messages=[USER], temperature="hot", user=[], metadata=1, seed={})
     assert request.model == "m"
     assert read("chat_completions", messages=[USER], stream=None, n=None, tools=None).choices == 1
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"prompt_cache_key": "k" * 9_000_000},
+        {"metadata": {"user_id": "user_x_session_" + "k" * 9_000_000}},
+        {"client_metadata": {"x-codex-turn-metadata": json.dumps({"turn_id": "k" * 9_000_000})}},
+    ],
+    ids=["prompt_cache_key", "user_id", "turn_metadata"],
+)
+def test_an_oversized_identity_field_is_no_identity(member: dict[str, Any]) -> None:
+    """Ids travel in every fact of the request: one that fits into a body but not into a message counts as absent."""
+    request = read("chat_completions", messages=[USER], **member)
+    assert request.facts.fields == {}

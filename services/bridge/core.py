@@ -72,7 +72,7 @@ class BridgeCore:
         self.worker = settings.worker_id
         self.counters = BridgeCounters()
         self.rejected: Counter[str] = Counter()
-        self.gaps: Counter[tuple[int, str]] = Counter()
+        self.gaps: Counter[str] = Counter()
         self.engine = EngineView(
             url=settings.engine_url.rstrip("/"),
             engine=None if settings.engine == "auto" else settings.engine,
@@ -156,7 +156,7 @@ class BridgeCore:
         engine.scrape_worked(event.metrics, event.sight)
         started_at = event.metrics.started_at if event.metrics is not None else None
         started_ms = None if started_at is None else round(started_at * 1000)
-        if started_ms != self._started_ms:
+        if started_ms is not None and started_ms != self._started_ms:
             if self._started_ms is not None:
                 effects.append(Say("engine_restarted", {"worker": self.worker, "started_ms": started_ms}, warning=True))
                 engine.restarted()
@@ -209,7 +209,7 @@ class BridgeCore:
         if feed is None:
             return
         if event.problem is not None:
-            self.gaps[event.rank, event.problem] += 1
+            self.gaps[event.problem] += 1
             fields = {"worker": self.worker, "rank": event.rank, "reason": event.problem}
             effects.append(Say("replay_failed", fields, warning=True))
         self._carry_out(feed, feed.replayed(event.ticket, event.batches, event.problem, now), now, effects)
@@ -225,7 +225,7 @@ class BridgeCore:
                     self._apply(feed, effect.payload, now)
                 case Forget():
                     self.index.clear_rank(self.worker, rank)
-                    self.gaps[rank, effect.reason] += 1
+                    self.gaps[effect.reason] += 1
                     fields = {
                         "worker": self.worker,
                         "rank": rank,

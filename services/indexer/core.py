@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -64,6 +65,9 @@ from services.indexer.source import Source, Worker
 
 MAX_WORKERS = 4096
 """Workers beyond this are not taken in: somebody makes up names."""
+
+MAX_SESSIONS = 1000
+"""Sessions named in one answer about a block."""
 
 _request_decoder = msgspec.msgpack.Decoder(MatchRequest)
 _reply_encoder = msgspec.msgpack.Encoder()
@@ -195,7 +199,7 @@ class IndexerCore:
                 block = int(query.block, 16)
                 if not 0 <= block < 1 << 64:
                     raise BadMessageError("a block is the hex of a u64")
-                return to_json(SessionResidency(sessions=tuple(self.sessions.holding(block))))
+                return to_json(SessionResidency(sessions=tuple(islice(self.sessions.holding(block), MAX_SESSIONS))))
         except (BadMessageError, ValueError) as error:
             self.counters.bad_questions += 1
             return to_json(SessionResidency(error=f"bad_message: {error}"))

@@ -65,7 +65,7 @@ class BridgeCollector(Collector):
         gaps = CounterMetricFamily(
             "tidegate_kv_gaps",
             "Holes in an engine's stream: found, and those that lost its history or failed to be replayed, by reason.",
-            labels=["worker", "rank", "result"],
+            labels=["worker", "result"],
         )
         state = GaugeMetricFamily(
             "tidegate_kv_stream_state", "1 for the state of a rank's stream.", labels=["worker", "rank", "state"]
@@ -77,14 +77,14 @@ class BridgeCollector(Collector):
         )
         for rank, feed in core.feeds.items():
             label = str(rank)
-            gaps.add_metric([worker, label, "found"], feed.machine.counters.gaps)
             now, _ = feed.state()
             for name in STATES:
                 state.add_metric([worker, label, name], float(name == now))
             dropped.add_metric([worker, label, "unidentified"], feed.counters.overflowed)
             dropped.add_metric([worker, label, "history_gone"], feed.machine.counters.dropped)
-        for (rank, reason), count in core.gaps.items():
-            gaps.add_metric([worker, str(rank), reason], count)
+        gaps.add_metric([worker, "found"], sum(feed.machine.counters.gaps for feed in core.feeds.values()))
+        for reason, count in core.gaps.items():
+            gaps.add_metric([worker, reason], count)
         yield from (gaps, state, dropped)
 
 

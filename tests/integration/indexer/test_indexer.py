@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, generate_latest
 
 from bus import subjects
 from bus.interface import Bus
@@ -340,6 +341,35 @@ async def test_session_question(url: str, bus: Bus) -> None:
         for bad in (SessionQuery(), SessionQuery(block="zz")):
             answer = await bus.request(subjects.INDEX_SESSION, to_json(bad), timeout_s=5.0)
             assert (from_json(answer.payload, SessionResidency).error or "").startswith("bad_message")
+
+
+async def test_what_is_counted(url: str) -> None:
+    """The metrics of the specification (conventions §4.4) are on the page, of bridge and indexer, with their labels."""
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url) as indexer,
+        running_bridge(engine, url),
+    ):
+        for number in range(4):
+            event = stored([number], tokens(1, start=number * 100))
+            await engine.publish(batch(event, {"type": "Nonsense"}), lost=number == 2)
+            if number != 2:
+                await until_applied(indexer, number)
+        page = generate_latest(REGISTRY).decode()
+    for line in (
+        'tidegate_kv_gaps_total{result="found",worker="w"} 1.0',
+        'tidegate_index_state{rank="0",state="synced",worker="w"} 1.0',
+        'tidegate_index_state{rank="0",state="blind",worker="w"} 0.0',
+        'tidegate_index_blocks{rank="0",worker="w"} 4.0',
+        'tidegate_kv_stream_state{rank="0",state="synced",worker="w"} 1.0',
+        'tidegate_worker_health{health="ready",worker="w"} 1.0',
+        'tidegate_bridge_kv_batches_total{worker="w"} 4.0',
+        "tidegate_index_batches_total 4.0",
+    ):
+        assert line in page.splitlines()
+    assert page.count('tidegate_events_rejected_total{reason="unknown_tag"} 4.0') == 2
+    assert "tidegate_index_match_seconds_bucket" in page
+    assert "tidegate_kv_gaps" not in generate_latest(REGISTRY).decode()
 
 
 async def test_endpoints_are_visible(url: str, bus: Bus) -> None:

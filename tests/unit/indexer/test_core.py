@@ -220,6 +220,29 @@ def test_new_incarnation_clears() -> None:
         assert at.match(1).blocks.reach == 1
 
 
+def test_restart_while_a_snapshot_is_open() -> None:
+    """The question was asked for the old incarnation; its answer serves the new one's hole, or another is asked for."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+    at.publish(stored(1), heard=False)
+    at.publish(stored(2))
+    stale = at.asked[0]
+    old = at.index.dump()
+    at.restart("2000.0")
+    at.publish(stored(3), heard=False)
+    at.publish(stored(4))
+    at.give(SnapshotReceived("w", stale.ticket, (RankMark(rank=0, incarnation="1000.0", seq=2),), old))
+    assert at.match(0).blocks.reach == 0
+    del at.asked[0]
+    for _ in range(5):
+        at.beat()
+        at.answer()
+        at.tick(0.5)
+    assert at.content() == at.expected()
+    assert at.match(4).health == "synced"
+
+
 def test_snapshots_that_fail_are_asked_for_again_later() -> None:
     """A bridge that does not answer: few questions, longer and longer apart; blind after a while, healed at the end."""
     at = bridge()

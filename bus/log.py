@@ -24,19 +24,19 @@ class EventLog:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def debug(self, event: str, **fields: Any) -> None:
+    def debug(self, event: str, /, **fields: Any) -> None:
         self._log(logging.DEBUG, event, None, fields)
 
-    def info(self, event: str, **fields: Any) -> None:
+    def info(self, event: str, /, **fields: Any) -> None:
         self._log(logging.INFO, event, None, fields)
 
-    def warning(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
+    def warning(self, event: str, /, *, error: BaseException | None = None, **fields: Any) -> None:
         self._log(logging.WARNING, event, error, fields)
 
-    def error(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
+    def error(self, event: str, /, *, error: BaseException | None = None, **fields: Any) -> None:
         self._log(logging.ERROR, event, error, fields)
 
-    def exception(self, event: str, **fields: Any) -> None:
+    def exception(self, event: str, /, **fields: Any) -> None:
         """As `error`, with the traceback of the exception being handled."""
         self._log(logging.ERROR, event, sys.exc_info()[1], fields)
 

@@ -236,8 +236,10 @@ def _from_environment(
 
 def _unknown(written: str, where: str, known: Iterable[str]) -> SettingsError:
     names = sorted(known)
-    near = difflib.get_close_matches(written, names, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+    # The prefix alone shall not make two variables look alike.
+    shared = len(ENVIRONMENT_PREFIX) if written.startswith(ENVIRONMENT_PREFIX) else 0
+    near = difflib.get_close_matches(written[shared:], [name[shared:] for name in names], n=1)
+    advice = f"did you mean {written[:shared]}{near[0]}?" if near else f"known: {', '.join(names)}"
     return SettingsError(written, f"unknown setting ({where}); {advice}")
 
 

@@ -1,9 +1,8 @@
-"""What the bus tests share: a handle on a server, a handler that collects, and waiting for a condition."""
+"""What the bus tests share: a handle on a server, a handler that collects, questions asked to the end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 
 from bus.errors import BusTimeoutError
@@ -77,10 +76,3 @@ async def answers_until_silence(
     except BusTimeoutError as error:
         return got, error
     raise AssertionError("answers never end by themselves")
-
-
-async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Until ``holds()``; raises `TimeoutError`."""
-    async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - counters of a bus have no event
-            await asyncio.sleep(0.005)

@@ -6,7 +6,8 @@ import pytest
 
 from bus.errors import ClosedError, PayloadTooLargeError
 from bus.interface import Bus, BusMessage
-from tests.integration.bus.support import Collector, Server, eventually
+from tests.integration.bus.support import Collector, Server
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.usefixtures("no_blocking_calls")
 

@@ -11,7 +11,8 @@ import pytest
 from bus import subjects
 from bus.errors import KeyMissingError, NotConnectedError
 from bus.interface import Bus, KeyEntry
-from tests.integration.bus.support import Collector, Server, eventually
+from tests.integration.bus.support import Collector, Server
+from tests.support.processes import eventually
 
 ROW = subjects.trace("request_end", "model", "default/request/a/")
 

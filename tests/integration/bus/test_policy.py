@@ -19,8 +19,9 @@ from schemas.base import from_json, to_json
 from schemas.decision import Candidate, Decision
 from schemas.policy import RouteAnswer, RouteQuestion
 from schemas.session import SessionIdentity, SessionKey
-from tests.integration.bus.support import Server, eventually
+from tests.integration.bus.support import Server
 from tests.support.nats import NatsServer
+from tests.support.processes import eventually
 from tidegate import Policy, connect
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "route_policy.py"

@@ -16,8 +16,9 @@ from bus import subjects
 from bus.errors import BusTimeoutError, NotConnectedError, PayloadTooLargeError, SettingsError, StreamError
 from bus.interface import Bus
 from bus.nats import NatsBus, NatsOptions, connect
-from tests.integration.bus.support import Collector, eventually
+from tests.integration.bus.support import Collector
 from tests.support.nats import NatsServer
+from tests.support.processes import eventually
 
 QUICK = NatsOptions(ping_interval_s=0.2, retry_most_s=0.05, connect_timeout_s=0.5)
 ROW = subjects.trace("request_end", "model", "default/request/a/")

@@ -12,7 +12,8 @@ from bus import subjects
 from bus.interface import Bus
 from bus.rows import RowCollector, RowPublisher
 from bus.tasks import Tasks
-from tests.integration.bus.support import Server, eventually
+from tests.integration.bus.support import Server
+from tests.support.processes import eventually
 
 ROW = subjects.trace("request_end", "model", "default/request/a/")
 

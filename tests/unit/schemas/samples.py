@@ -1,0 +1,382 @@
+"""One message of every type, filled as it would be in life; the golden bytes are written from them.
+
+``python -m tests.unit.schemas.samples`` writes the files that are missing and never changes one that exists: a golden
+file that no longer fits means that the wire format changed. Remove it by hand if that is what you want.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schemas.admit import AdmitCancel, AdmitRequest, Grant, Granted, Held, Refused
+from schemas.base import Message, to_json, to_msgpack
+from schemas.decision import Candidate, Decision
+from schemas.hint import ActionResult, HintAction, HintCommand, HintEnvelope, HintResult
+from schemas.index import (
+    IndexSource,
+    MatchReply,
+    MatchRequest,
+    SessionQuery,
+    SessionResidency,
+    TierBlocks,
+    WorkerMatch,
+)
+from schemas.ingress import InFlight, IngressState
+from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
+from schemas.policy import RouteAnswer, RouteQuestion
+from schemas.request import (
+    RequestAccepted,
+    RequestDispatched,
+    RequestEnd,
+    RequestFirstToken,
+    RequestProgress,
+    Usage,
+)
+from schemas.session import SessionFact, SessionIdentity, SessionKey
+from schemas.tool import ToolEvent
+from schemas.trace import (
+    AgentContext,
+    FinishMetadata,
+    ReplayBlock,
+    RequestMetrics,
+    ToolCall,
+    TracedWorker,
+    TraceRow,
+)
+from schemas.worker import RankLoad, RankStream, WorkerProfile, WorkerState
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "fixtures" / "schemas"
+AT_MS = 1_760_000_000_123
+
+KEY = SessionKey(tenant="acme", family="claude_code", root="3f6c", agent="research:1")
+PARENT = SessionKey(tenant="acme", family="claude_code", root="3f6c")
+IDENTITY = SessionIdentity(
+    key=KEY, session_id="research:1", parent_session_id="3f6c", parent=PARENT, final=False, weak=True, turn_id="t1"
+)
+GRANT = Grant(
+    grant_id="g1",
+    request_id="r1",
+    worker="w1",
+    rank=1,
+    owner="ingress-1",
+    epoch=42,
+    expires_ms=AT_MS + 10_000,
+)
+CANDIDATES = (
+    Candidate(
+        worker="w1",
+        rank=1,
+        cost=12.5,
+        parts={"prefill": 10.0, "load": 2.5},
+        blocks=TierBlocks(device=30, host=4, disk=0, external=2),
+        open_grants=3,
+        health="synced",
+        sticky=True,
+    ),
+    Candidate(worker="w2", rank=0, health="blind", health_reason="block_size", excluded="starting"),
+)
+
+SAMPLES: tuple[Message, ...] = (
+    WorkerState(
+        source="bridge-1",
+        epoch=AT_MS - 5_000,
+        seq=5,
+        at_ms=AT_MS,
+        worker="w1",
+        incarnation="1760000000.1",
+        health="ready",
+        profile=WorkerProfile(
+            url="http://10.0.0.1:8000",
+            model="qwen",
+            models=("qwen", "qwen-lora"),
+            engine="vllm",
+            engine_version="0.24.0",
+            ranks=2,
+            block_size=16,
+            block_size_from="events",
+            kv_tokens=100_000,
+            max_model_len=32_768,
+            features=("priority",),
+        ),
+        reason="warm",
+        loads=(RankLoad(rank=0, running=3, waiting=1, kv_usage=0.5), RankLoad(rank=1)),
+        streams=(RankStream(rank=0, incarnation="1760000000.1", seq=9, gaps=1), RankStream(rank=1, incarnation="x")),
+    ),
+    IngressState(
+        source="ingress-1",
+        epoch=AT_MS,
+        seq=0,
+        at_ms=AT_MS,
+        ingress="ingress-1",
+        in_flight=(
+            InFlight(request_id="r1", model="qwen", identity=IDENTITY, received_ms=AT_MS, worker="w1", rank=1),
+            InFlight(request_id="r2", model="qwen", identity=IDENTITY, received_ms=AT_MS, kind="title"),
+        ),
+        final=True,
+        part=1,
+        parts=2,
+    ),
+    SnapshotRequest(indexer="indexer-1"),
+    SnapshotReply(
+        worker="w1",
+        bucket="TG_SNAPSHOTS",
+        key="w1",
+        size_bytes=1_234,
+        marks=(RankMark(rank=0, incarnation="1760000000.1", seq=9),),
+    ),
+    IndexSource(
+        source="indexer-1",
+        epoch=AT_MS,
+        seq=3,
+        at_ms=AT_MS,
+        worker="w1",
+        rank=1,
+        health="catching_up",
+        reason="gap",
+        incarnation="1760000000.1",
+        seq_applied=8,
+        blocks=500,
+    ),
+    MatchRequest(model="qwen", block_size=16, chain=bytes(range(16))),
+    MatchReply(
+        indexer="indexer-1",
+        matches=(
+            WorkerMatch(worker="w1", rank=0, blocks=TierBlocks(device=2), resident_blocks=70),
+            WorkerMatch(worker="w2", rank=0, health="approximate", reason="no_events"),
+        ),
+        shared=((2, 4),),
+    ),
+    SessionQuery(session=KEY),
+    SessionResidency(
+        session=KEY,
+        frontier="00f1e2d3c4b5a697",
+        depth=40,
+        parent=PARENT,
+        sessions=(KEY, PARENT),
+        resident=(WorkerMatch(worker="w1", rank=0),),
+    ),
+    AdmitRequest(
+        request_id="r1",
+        model="qwen",
+        ingress="ingress-1",
+        ingress_epoch=AT_MS,
+        identity=IDENTITY,
+        received_ms=AT_MS,
+        deadline_ms=AT_MS + 60_000,
+        attempt=1,
+        input_tokens=640,
+        tokens_from="tokenizer",
+        block_size=16,
+        chain=bytes(range(24)),
+        max_output_tokens=256,
+        priority=-1,
+        excluded=("w3",),
+    ),
+    AdmitCancel(request_id="r1", ingress="ingress-1"),
+    Held(request_id="r1", epoch=42, reason="full", place=3),
+    Granted(
+        request_id="r1",
+        epoch=42,
+        grant=GRANT,
+        url="http://10.0.0.1:8000",
+        predicted_cached_tokens=480,
+        index_health="synced",
+        hold_ms=120,
+        hold_reason="full",
+        priority=0,
+    ),
+    Refused(request_id="r1", epoch=42, reason="unknown_model", status=404, retry_after_s=2),
+    Decision(
+        source="admission-1",
+        epoch=42,
+        seq=7,
+        at_ms=AT_MS,
+        request_id="r1",
+        model="qwen",
+        worker="w1",
+        rank=1,
+        identity=IDENTITY,
+        grant=GRANT,
+        attempt=1,
+        mode="custom",
+        policy="mine",
+        input_tokens=640,
+        block_size=16,
+        predicted_cached_tokens=480,
+        previous_worker="w2",
+        index_health="synced",
+        hold_ms=120,
+        hold_reason="full",
+        decide_us=850,
+        candidates=CANDIDATES,
+    ),
+    RequestAccepted(
+        source="ingress-1",
+        epoch=AT_MS,
+        seq=1,
+        at_ms=AT_MS,
+        request_id="r1",
+        model="qwen",
+        identity=IDENTITY,
+        received_ms=AT_MS,
+        stream=True,
+        x_request_id="client-7",
+    ),
+    RequestDispatched(
+        source="ingress-1",
+        epoch=AT_MS,
+        seq=1,
+        at_ms=AT_MS,
+        request_id="r1",
+        model="qwen",
+        worker="w1",
+        rank=1,
+        attempt=1,
+        mode="fallback",
+        grant_id="g1",
+    ),
+    RequestFirstToken(
+        source="ingress-1", epoch=AT_MS, seq=1, at_ms=AT_MS, request_id="r1", model="qwen", ttft_ms=81.25
+    ),
+    RequestProgress(source="ingress-1", epoch=AT_MS, seq=1, at_ms=AT_MS, request_id="r1", model="qwen", chunks=17),
+    RequestEnd(
+        source="ingress-1",
+        epoch=AT_MS,
+        seq=1,
+        at_ms=AT_MS,
+        request_id="r1",
+        model="qwen",
+        identity=IDENTITY,
+        outcome="completed",
+        status=200,
+        worker="w1",
+        rank=1,
+        grant_id="g1",
+        mode="policy",
+        usage=Usage(input_tokens=640, output_tokens=25, cached_tokens=480, reasoning_tokens=0),
+        predicted_cached_tokens=480,
+        finish_reason="tool_calls",
+        tool_names=("bash", "read"),
+        total_ms=950.5,
+    ),
+    SessionFact(
+        source="admission-1",
+        epoch=42,
+        seq=0,
+        at_ms=AT_MS,
+        session=KEY,
+        session_id="research:1",
+        state="leased",
+        parent=PARENT,
+        model="qwen",
+        worker="w1",
+        rank=1,
+        turns=3,
+        context_tokens=665,
+        reason="tool_gap",
+        numbers={"tau_s": 1.5, "benefit": 0.25},
+    ),
+    ToolEvent(
+        source="recorder-1",
+        epoch=AT_MS,
+        seq=0,
+        at_ms=AT_MS,
+        session=KEY,
+        session_id="research:1",
+        event="end",
+        tool_call_id="call_1",
+        tool_class="bash",
+        status="succeeded",
+        started_at_ms=AT_MS - 1_500,
+        ended_at_ms=AT_MS,
+        duration_ms=1_500.0,
+    ),
+    HintCommand(
+        source="hints-1",
+        epoch=AT_MS,
+        seq=0,
+        at_ms=AT_MS,
+        worker="w1",
+        rank=1,
+        session=KEY,
+        session_id="research:1",
+        envelope=HintEnvelope(
+            message_id="m1",
+            actions=(HintAction(action_id="a1", action_type="retain", payload={"ttl_ms": 1_500, "priority": 1}),),
+        ),
+    ),
+    HintResult(
+        source="bridge-1",
+        epoch=AT_MS,
+        seq=0,
+        at_ms=AT_MS,
+        worker="w1",
+        rank=1,
+        session=KEY,
+        message_id="m1",
+        results=(ActionResult(action_id="a1", action_type="retain", outcome="unsupported", reason="engine"),),
+    ),
+    RouteQuestion(
+        request_id="r1",
+        model="qwen",
+        identity=IDENTITY,
+        candidates=CANDIDATES,
+        choice=0,
+        deadline_ms=AT_MS + 50,
+        input_tokens=640,
+        previous_worker="w2",
+    ),
+    RouteAnswer(worker="w1", rank=1, reason="because"),
+    TraceRow(
+        event_type="request_end",
+        event_time_unix_ms=AT_MS,
+        agent_context=AgentContext(
+            session_id="research:1",
+            parent_session_id="3f6c",
+            session_final=False,
+            input_trigger="tool_result",
+            session=KEY,
+        ),
+        request=RequestMetrics(
+            request_id="r1",
+            model="qwen",
+            outcome="completed",
+            status=200,
+            input_tokens=640,
+            output_tokens=25,
+            cached_tokens=480,
+            ttft_ms=81.25,
+            kv_hit_rate=0.75,
+            worker=TracedWorker(worker="w1", rank=1),
+            replay=ReplayBlock(trace_block_size=16, input_length=20, input_sequence_hashes=(2**64 - 1, 7)),
+            finish_reason_metadata=FinishMetadata(
+                finish_reason="tool_calls", tool_calls=(ToolCall(id="call_1", name="bash"),)
+            ),
+        ),
+    ),
+)
+
+KV_HEADERS = KvHeaders(worker="w1", rank=1, incarnation="1760000000.1", seq=9, part=1, parts=2, first=True)
+MSGPACK = (MatchRequest, MatchReply, AdmitRequest, AdmitCancel, Held, Granted, Refused)
+
+
+def encoded(message: Message) -> bytes:
+    """As it travels."""
+    return to_msgpack(message) if isinstance(message, MSGPACK) else to_json(message)
+
+
+def golden_file(message: Message) -> Path:
+    """Where its bytes are kept."""
+    return DIRECTORY / f"{type(message).__name__}.{'msgpack' if isinstance(message, MSGPACK) else 'json'}"
+
+
+def main() -> None:
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for message in SAMPLES:
+        file = golden_file(message)
+        if not file.exists():
+            file.write_bytes(encoded(message))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.support.processes import HelperProcess, eventually, start_process
+from tests.support.nats import NatsServer
+from tests.support.processes import HelperProcess, eventually, python_process, start_process
 from tests.support.system import RunningSystem, running_system
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -143,3 +144,35 @@ async def test_the_demo_runs_against_a_running_system(system: RunningSystem, tmp
     assert figures["traces"] == figures["requests"] == 3 * 4 + 1 * 4
     assert figures["decisions"] == figures["requests"]
     assert figures["sticky_ratio"] >= 0.9
+
+
+async def test_engines_and_a_bus_that_run_already_are_used(tmp_path: Path) -> None:
+    """`up --engine URL=EVENTS,replay=ENDPOINT --nats URL` starts neither; requests are served, the cache is used."""
+    server = NatsServer(tmp_path / "nats").start()
+    try:
+        async with python_process("load.engine", directory=tmp_path) as engine:
+            ready = json.loads(await engine.wait_line())
+            address = f"{ready['url']}={ready['kv_events'][0]},replay={ready['replay'][0]}"
+            async with running_system(tmp_path, "--engine", address, "--nats", server.url) as own:
+                assert own.nats_url == server.url
+                assert own.addresses["model"] == ready["model"]
+                assert own.child_pid("load.engine") is None
+                client = openai.AsyncOpenAI(base_url=own.addresses["base_url"], api_key="none", max_retries=0)
+                cached = await chat(client, ready["model"], 2, {"x-dynamo-session-id": "real"})
+                await client.close()
+                assert cached[1] > 0
+                assert await own.process.stop(40) == 0
+            assert engine.returncode is None
+    finally:
+        server.stop()
+
+
+async def test_a_wrong_setting_of_any_part_is_one_sentence(tmp_path: Path) -> None:
+    """An unknown key in another service's table: the key is named, code 2, and nothing has been started."""
+    config = tmp_path / "tidegate.toml"
+    config.write_text("[indexer]\nmax_blockss = 3\n")
+    process = await tidegate(tmp_path, "up", "--port", "0", "--workdir", str(tmp_path / "w"), "--config", str(config))
+    assert process.returncode == 2
+    assert "max_blockss" in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr
+    assert not (tmp_path / "w" / "logs" / "nats.log").exists()

@@ -58,6 +58,7 @@ async def run_own(shape: WorkloadShape, seed: int, engines: int, listener: Liste
     workdir = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
     system = System(UpSettings(port=0, engines=engines, workdir=str(workdir)), usual_ports=False)
     listener.stage(f"starting {engines} simulated engines and the services")
+    interrupted = False
     try:
         state = await system.start()
         workers = {engine.worker: engine.url for engine in state.engines if engine.worker is not None}
@@ -65,9 +66,14 @@ async def run_own(shape: WorkloadShape, seed: int, engines: int, listener: Liste
         observed = await drive(Target(state.url, bus, state.model or "", workers), plan(shape, seed), listener)
     except TidegateError as error:
         raise TidegateError(f"{error}\n  the logs are kept in {workdir / 'logs'}") from error
+    except asyncio.CancelledError:
+        interrupted = True
+        raise
     finally:
         listener.stage("stopping")
         killed = await system.stop()
+        if interrupted:
+            await asyncio.to_thread(shutil.rmtree, workdir)
     recorded = await asyncio.to_thread(recorded_requests, workdir / "traces")
     figures = measure(msgspec.structs.replace(observed, recorded=tuple(recorded)))
     if killed:

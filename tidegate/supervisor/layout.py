@@ -29,13 +29,16 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process. ``ready_url`` answers 200 when it is ready; ``stop_s``: seconds it may take after SIGTERM."""
+    """One process. ``ready_url`` answers 200 when it is ready; ``stop_s``: seconds it may take after SIGTERM.
+    ``section`` of its settings and what we set there, where it is one of our programs."""
 
     name: str
     command: tuple[str, ...]
     stage: Stage
     ready_url: str
     stop_s: float = 10.0
+    section: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +141,8 @@ def _engine(plan: SystemPlan, name: str, engine: Simulated) -> ChildSpec:
         "kv_events_endpoint": f"tcp://{INNER_HOST}:{engine.events_port}",
         "replay_endpoint": f"tcp://{INNER_HOST}:{engine.replay_port}",
     }
-    command = _command(plan, "load.engine", "engine", settings)
-    return ChildSpec(name, command, Stage.ENGINE, f"http://{INNER_HOST}:{engine.port}/health")
+    url = f"http://{INNER_HOST}:{engine.port}/health"
+    return _child(plan, name, Stage.ENGINE, "load.engine", "engine", settings, url)
 
 
 def _service(
@@ -152,15 +155,25 @@ def _service(
         "http_host": INNER_HOST,
         "http_port": str(port),
     }
-    command = _command(plan, f"services.{section}", section, {**common, **settings})
-    return ChildSpec(name, command, stage, f"http://{INNER_HOST}:{port}/readyz", stop_s)
+    url = f"http://{INNER_HOST}:{port}/readyz"
+    return _child(plan, name, stage, f"services.{section}", section, {**common, **settings}, url, stop_s)
 
 
-def _command(plan: SystemPlan, module: str, section: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+def _child(
+    plan: SystemPlan,
+    name: str,
+    stage: Stage,
+    module: str,
+    section: str,
+    settings: Mapping[str, str],
+    ready_url: str,
+    stop_s: float = 10.0,
+) -> ChildSpec:
+    settings = {**settings, **(plan.overrides or {}).get(section, {})}
     # -P: a folder named `services` in the user's working directory must not stand before ours.
     command = [plan.python, "-P", "-m", module]
     if plan.config is not None:
         command += ["--config", str(plan.config)]
-    for key, value in {**settings, **(plan.overrides or {}).get(section, {})}.items():
+    for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
-    return tuple(command)
+    return ChildSpec(name, tuple(command), stage, ready_url, stop_s, section, settings)

@@ -11,6 +11,7 @@ from pathlib import Path
 from load.engine import assets
 from tidegate.errors import AlreadyRunningError
 from tidegate.supervisor import nats_server
+from tidegate.supervisor.check import check_settings
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.engines import parse_engine
 from tidegate.supervisor.layout import INNER_HOST, ChildSpec, Ports, Simulated, SystemPlan, children, service_names
@@ -64,10 +65,11 @@ class System:
         return self._supervisor
 
     async def start(self) -> SystemState:
-        """Everything ready. Raises `TidegateError`; the caller calls `stop` in any case."""
+        """Everything ready. Raises `TidegateError`, `SettingsError`; the caller calls `stop` in any case."""
         self._workdir.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         plan, state, specs = self._plan()
+        check_settings(specs, self._config)
         self._supervisor = Supervisor(specs, self._workdir, log_bytes=self._settings.log_bytes, on_event=self._on_event)
         plan.traces.mkdir(parents=True, exist_ok=True)
         await self._supervisor.start(self._settings.ready_timeout_s)

@@ -8,27 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.settings import CommonSettings, load_settings, parse_overrides
-from load.engine.config import EngineSettings
-from services.admission.config import AdmissionSettings
-from services.bridge.config import BridgeSettings
-from services.hints.config import HintsSettings
-from services.indexer.config import IndexerSettings
-from services.ingress.config import IngressSettings
-from services.recorder.config import RecorderSettings
+from bus.settings import load_settings, parse_overrides
 from tidegate.errors import WrongUseError
+from tidegate.supervisor.check import SETTINGS
 from tidegate.supervisor.engines import EngineAddress, parse_engine
-from tidegate.supervisor.layout import ChildSpec, Ports, Simulated, Stage, SystemPlan, children, service_names
-
-SETTINGS: dict[str, type[CommonSettings]] = {
-    "engine": EngineSettings,
-    "admission": AdmissionSettings,
-    "bridge": BridgeSettings,
-    "hints": HintsSettings,
-    "indexer": IndexerSettings,
-    "ingress": IngressSettings,
-    "recorder": RecorderSettings,
-}
+from tidegate.supervisor.layout import Ports, Simulated, Stage, SystemPlan, children, service_names
 
 
 def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus: bool = True) -> SystemPlan:
@@ -47,15 +31,6 @@ def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus
     )
 
 
-def overrides(spec: ChildSpec) -> dict[str, str]:
-    marks = [place for place, word in enumerate(spec.command) if word == "--set"]
-    return parse_overrides(spec.command[place + 1] for place in marks)
-
-
-def section(spec: ChildSpec) -> str:
-    return spec.command[spec.command.index("-m") + 1].split(".")[1]
-
-
 def test_every_child_can_be_started_with_its_settings() -> None:
     """Each command names a module that exists and settings that its own section accepts."""
     engine = EngineAddress("http://10.0.0.1:8000", ("tcp://10.0.0.1:5557",), ("tcp://10.0.0.1:5558",))
@@ -64,8 +39,12 @@ def test_every_child_can_be_started_with_its_settings() -> None:
             continue
         module = spec.command[spec.command.index("-m") + 1]
         assert importlib.util.find_spec(f"{module}.__main__") is not None, module
-        settings = load_settings(section(spec), SETTINGS[section(spec)], environ={}, overrides=overrides(spec))
-        assert str(settings.http_port) in spec.ready_url
+        assert spec.section is not None
+        marks = [place for place, word in enumerate(spec.command) if word == "--set"]
+        given = parse_overrides(spec.command[place + 1] for place in marks)
+        assert given == spec.settings
+        settings = load_settings(spec.section, SETTINGS[spec.section], environ={}, overrides=given)
+        assert f":{settings.http_port}/" in spec.ready_url
 
 
 def test_a_system_of_two_simulated_engines() -> None:
@@ -74,8 +53,8 @@ def test_a_system_of_two_simulated_engines() -> None:
     names = [spec.name for spec in specs]
     assert names[:3] == ["nats", "engine-1", "engine-2"]
     assert sorted(names[3:]) == ["admission", "bridge-1", "bridge-2", "hints", "indexer", "ingress", "recorder"]
-    bridge = overrides(specs[names.index("bridge-2")])
-    engine = overrides(specs[names.index("engine-2")])
+    bridge = specs[names.index("bridge-2")].settings
+    engine = specs[names.index("engine-2")].settings
     assert bridge["engine_url"] == f"http://127.0.0.1:{engine['http_port']}"
     assert json.loads(bridge["kv_events"]) == [engine["kv_events_endpoint"]]
     assert json.loads(bridge["kv_replay"]) == [engine["replay_endpoint"]]
@@ -95,7 +74,7 @@ def test_real_engines_and_somebody_elses_bus_are_not_started() -> None:
     engine = EngineAddress("http://10.0.0.1:8000")
     specs = children(plan_of(simulated=0, engines=(engine,), own_bus=False))
     assert {spec.stage for spec in specs}.isdisjoint({Stage.BUS, Stage.ENGINE})
-    assert "kv_events" not in overrides(next(spec for spec in specs if spec.name == "bridge-1"))
+    assert "kv_events" not in next(spec for spec in specs if spec.name == "bridge-1").settings
 
 
 @pytest.mark.parametrize(

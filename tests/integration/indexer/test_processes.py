@@ -177,6 +177,27 @@ async def test_bridge_killed_under_load(url: str, tmp_path: Path) -> None:
         await until(lambda: "w" not in indexer.core.workers, "left is said on a clean stop")
 
 
+async def test_engine_address_is_enough(url: str, tmp_path: Path) -> None:
+    """Only ``engine_url`` is set: event and replay endpoints are discovered. The engine names a concrete host although
+    it binds (vLLM would connect to it), so the bridge finds that it cannot bind there and connects."""
+    settings = {"nats_url": url, "worker": "w", "heartbeat_interval_s": 0.2, "scrape_interval_s": 0.2}
+    async with (
+        running_engine(tmp_path, "--num-blocks", "256", "--max-model-len", "2048") as engine,
+        running_indexer(url) as indexer,
+        python_process(
+            "services.bridge",
+            *settings_arguments({**settings, "engine_url": engine.url}),
+            directory=tmp_path,
+            name="bridge",
+        ),
+    ):
+        await Load(engine).run(2)
+        truth, last = await resident(engine)
+        await until(lambda: "w" in indexer.core.sources, "the worker is known")
+        await until(lambda: indexer.core.sources["w"][0].machine.last == last, f"batch {last}")
+        assert set(indexer.core.index.content()["w", 0]) == truth
+
+
 async def test_wrong_setting_ends_with_a_sentence(tmp_path: Path) -> None:
     """Exit code 2 and one sentence naming the key."""
     async with python_process("services.bridge", "--set", "engine_url=ftp://x", directory=tmp_path) as process:

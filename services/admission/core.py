@@ -148,4 +148,5 @@ class Core:
         effects = self._follower.lapse(now)
         effects += state.tell_sessions(state.sessions.expire(now - state.settings.session_idle_s), now)
         state.requests.sweep(now)
+        state.ledger.forget_idle(lambda worker: state.fleet.get(worker) is not None)
         return effects

@@ -101,7 +101,8 @@ def cost(
     prefill = (load.prefill_tokens + prompt.input_tokens) / size
     near = weights.overlap_score_credit
     if weights.overlap_score_credit_decay:
-        backlog = (load.prefill_tokens - least_prefill_tokens) / size / max(prompt.request_blocks, 1)
+        # A rank that is out of the comparison (unhealthy) may have less than the least of those that are in it.
+        backlog = max(0, load.prefill_tokens - least_prefill_tokens) / size / max(prompt.request_blocks, 1)
         near /= 1 + weights.overlap_score_credit_decay * backlog
     device = near * blocks.device
     host = weights.host_cache_hit_weight * blocks.host
@@ -124,6 +125,18 @@ def cost(
         "decode": decode,
         "requests": requests,
     }
+
+
+def booked_prefill_tokens(weights: CostWeights, blocks: TierBlocks, input_tokens: int, block_size: int) -> int:
+    """Prompt tokens that a grant books as prefill, in tokens: what is cached in a lower tier must be loaded, and takes
+    only its tier's weight off. Never less than what is surely computed.
+
+    Source: spec index-and-routing §4.1 (``eff_cached_tokens``) and §4.4.
+    """
+    host = weights.host_cache_hit_weight * blocks.host
+    disk = weights.disk_cache_hit_weight * (blocks.disk + blocks.external)
+    effective = round(block_size * (blocks.device + host + disk))
+    return input_tokens - min(effective, predicted_cached_tokens(blocks.reach, input_tokens, block_size))
 
 
 def predicted_cached_tokens(reach: int, input_tokens: int, block_size: int) -> int:

@@ -16,7 +16,7 @@ from schemas.index import MatchReply, MatchRequest
 from schemas.policy import RouteAnswer, RouteQuestion
 from schemas.session import SessionKey
 from services.admission.asks import Ask, Stage
-from services.admission.cost import Prompt, predicted_cached_tokens
+from services.admission.cost import Prompt, booked_prefill_tokens, predicted_cached_tokens
 from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply
 from services.admission.facts import FactWriter
 from services.admission.grants import OpenGrant
@@ -429,7 +429,8 @@ class Deciding:
             epoch=self._facts.epoch,
             expires_ms=int(expires * 1000),
         )
-        prefill, blocks = request.input_tokens - predicted, request.input_tokens // size
+        prefill = booked_prefill_tokens(state.settings.weights, chosen.blocks, request.input_tokens, size)
+        blocks = request.input_tokens // size
         state.ledger.open(OpenGrant(grant, request.attempt, prefill, blocks, expires))
         decision = self._facts.decision(
             ask,

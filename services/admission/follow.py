@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from schemas.admit import Grant
 from schemas.decision import Decision
+from schemas.index import TierBlocks
 from schemas.ingress import InFlight, IngressState
-from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, Usage
+from schemas.request import Outcome, RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, Usage
 from schemas.worker import WorkerState
+from services.admission.cost import booked_prefill_tokens
 from services.admission.deciding import DEFAULT_BLOCK_SIZE, Deciding, placed
 from services.admission.effects import Effect, Publish, WriteRow
 from services.admission.grants import OpenGrant
@@ -20,6 +22,9 @@ from services.admission.state import AdmissionState
 
 STANDBY_KEEPS_LOST_S = 60.0
 """How long a standby leaves the requests of a lost ingress to the leader, in seconds."""
+
+BROKEN_OFF: frozenset[Outcome] = frozenset({"upstream_lost", "upstream_timeout"})
+"""The engine failed under the answer: the session's next turn is placed without regard to it (DESIGN.md §8)."""
 
 
 class Follower:
@@ -109,6 +114,8 @@ class Follower:
             # Nobody told us where it ran: still good for knowing where its session's cache is.
             record.worker, record.rank = fact.worker, fact.rank
             effects = self._state.turn_placed(record, now)
+        if fact.outcome in BROKEN_OFF and fact.worker is not None:
+            self._state.sessions.leave(record.identity.key, record.kind, fact.worker)
         effects += self._finish(record, fact.usage, fact.outcome, now)
         return effects + self._deciding.pump_all(now)
 
@@ -124,11 +131,13 @@ class Follower:
         placed(record, decision)
         self._state.release(decision.request_id, "attempt")
         size = decision.block_size or DEFAULT_BLOCK_SIZE
+        ranks = {(each.worker, each.rank): each.blocks for each in decision.candidates}
+        blocks = ranks.get((decision.worker, decision.rank), TierBlocks())
         self._state.ledger.open(
             OpenGrant(
                 grant,
                 decision.attempt,
-                decision.input_tokens - decision.predicted_cached_tokens,
+                booked_prefill_tokens(self._state.settings.weights, blocks, decision.input_tokens, size),
                 decision.input_tokens // size,
                 now + self._state.settings.grant_ttl_s,
                 adopted=True,
@@ -145,7 +154,9 @@ class Follower:
         expires = now + self._state.settings.grant_ttl_s
         for item in fact.in_flight:
             record = self._note(_record(item, fact, now), now)
-            if record is None or self._state.ledger.renew(item.request_id, expires):
+            if record is None:
+                continue
+            if self._state.ledger.renew(item.request_id, expires) and not self._runs_elsewhere(item):
                 continue
             if item.worker is None or self._deciding.waits(item.request_id):
                 continue
@@ -208,6 +219,14 @@ class Follower:
     def _note(self, record: RequestRecord, now: float) -> RequestRecord | None:
         self._state.requests.heard(record.ingress, record.ingress_epoch, now)
         return self._state.requests.note(record)
+
+    def _runs_elsewhere(self, item: InFlight) -> bool:
+        """Whether the ingress names another place than its grant's, and not one of an attempt that is over: the reply,
+        or the `dispatched` fact, was lost."""
+        entry = self._state.ledger.get(item.request_id)
+        if entry is None or item.worker is None or item.attempt < entry.attempt:
+            return False
+        return (item.worker, item.rank or 0) != (entry.grant.worker, entry.grant.rank)
 
     def _adopt(self, record: RequestRecord, epoch: int, prefill_tokens: int, now: float) -> list[Effect]:
         """Book a placement that we did not make."""

@@ -6,7 +6,7 @@ incrementally and reversed with exactly the amounts that the grant recorded; not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from schemas.admit import Grant
@@ -71,6 +71,12 @@ class Ledger:
     def accounts(self) -> Iterator[tuple[tuple[str, int], RankAccount]]:
         """Every rank that has open grants."""
         return iter(self._accounts.items())
+
+    def forget_idle(self, known: Callable[[str], bool]) -> None:
+        """Drop the accounts without grants of workers that are not ``known`` any more: nobody marks them."""
+        for worker, rank in [key for key, account in self._accounts.items() if not account.requests]:
+            if not known(worker):
+                del self._accounts[worker, rank]
 
     def open(self, entry: OpenGrant) -> None:
         """Book a grant. Raises `ValueError` when the request has one already (release it first)."""

@@ -122,6 +122,12 @@ class SessionTable:
         if session is not None and kind in MOVES_SESSION:
             session.worker, session.rank = worker, rank
 
+    def leave(self, key: SessionKey, kind: RequestKind, worker: str) -> None:
+        """The session's turn failed on this worker: do not prefer it."""
+        session = self._sessions.get(key)
+        if session is not None and kind in MOVES_SESSION and session.worker == worker:
+            session.worker = session.rank = None
+
     def end_turn(
         self, key: SessionKey, kind: RequestKind, usage: Usage, input_tokens: int, reason: str, now: float
     ) -> list[SessionChange]:

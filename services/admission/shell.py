@@ -159,7 +159,7 @@ class AdmissionService:
             self._handle(Decided(decision))
 
     def _on_admit(self, message: BusMessage) -> None:
-        if not message.reply or not self._leads():
+        if not message.reply or not self._core.leading:
             return
         request = self._decode(message, AdmitRequest, from_msgpack)
         if request is not None:
@@ -190,6 +190,8 @@ class AdmissionService:
     # Out
 
     def _handle(self, event: Event) -> None:
+        if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
+            self._core.handle(LeadershipChanged(None), time.time())
         for effect in self._core.handle(event, time.time()):
             self._carry_out(effect)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import statistics
 import time
 import urllib.request
@@ -238,6 +239,32 @@ async def test_a_standby_takes_over_within_two_seconds_of_a_killed_leader(start:
             assert (again.grant.grant_id, again.grant.worker) == (granted.grant.grant_id, granted.grant.worker)
             assert again.epoch > granted.epoch
             assert took <= 2.2
+
+
+async def test_a_leader_that_slept_through_its_lease_says_nothing_more(start: Start, world: World) -> None:
+    """SIGSTOP for longer than the lease: what wakes up does not know yet that another leads, and must not act as if."""
+    world.workers = ["w1"]
+    async with start("admission-1", max_grants_per_rank=1) as leader:
+        await world.grant(world.request("r1", "s1"))
+        async with start("admission-2", leads=False, max_grants_per_rank=1) as standby:
+            second = world.request("r2", "s2")
+            world.accept(second)
+            held: list[Held] = []
+            asking = asyncio.create_task(world.ask(second, idle_s=20.0, held=held))
+            await eventually(lambda: len(held) >= 2)
+            leader.signal(signal.SIGSTOP)
+            try:
+                await standby.wait_said("leadership key=admission epoch=")
+                await world.bus.flush()
+                held.clear()
+            finally:
+                leader.signal(signal.SIGCONT)
+            await leader.wait_said("leadership key=admission epoch=None")
+            await eventually(lambda: "tidegate_leader 0.0" in page(leader, "/metrics"))
+            await world.bus.flush()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert held == []
 
 
 async def test_a_clean_stop_hands_the_lead_over_at_once(start: Start, world: World) -> None:

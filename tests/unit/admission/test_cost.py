@@ -7,7 +7,15 @@ import math
 import pytest
 
 from schemas.index import TierBlocks
-from services.admission.cost import CostWeights, Load, Prompt, cost, predicted_cached_tokens, shared_run
+from services.admission.cost import (
+    CostWeights,
+    Load,
+    Prompt,
+    booked_prefill_tokens,
+    cost,
+    predicted_cached_tokens,
+    shared_run,
+)
 
 WEIGHTS = CostWeights()
 
@@ -128,3 +136,28 @@ def test_a_weight_must_be_finite_and_not_negative(value: float) -> None:
     """A wrong weight is refused with a sentence that names it."""
     with pytest.raises(ValueError, match=r"weights\.host_cache_hit_weight"):
         CostWeights(host_cache_hit_weight=value)
+
+
+def test_a_rank_that_is_out_of_the_comparison_never_breaks_the_decay() -> None:
+    """An unhealthy rank may have less to do than the least of the others: it has no backlog, and no negative one."""
+    weights = CostWeights(overlap_score_credit_decay=1.0)
+    _, parts = cost(weights, Prompt(160, 16), Load(), blocks=TierBlocks(device=10), least_prefill_tokens=160)
+    assert parts["device_credit"] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tokens", "booked"),
+    [
+        (TierBlocks(), 64, 64),
+        (TierBlocks(device=3), 64, 16),
+        (TierBlocks(device=4), 64, 16),
+        (TierBlocks(device=1, host=2), 64, 24),
+        (TierBlocks(device=1, host=1, disk=1, external=1), 80, 80 - 36),
+        (TierBlocks(device=9), 0, 0),
+    ],
+)
+def test_a_block_of_a_lower_tier_takes_only_its_weight_off_the_booked_prefill(
+    blocks: TierBlocks, tokens: int, booked: int
+) -> None:
+    """Spec §4.1: round(B*(D + wh*H + wd*K)) is taken off what is booked; the last token is always computed."""
+    assert booked_prefill_tokens(WEIGHTS, blocks, tokens, 16) == booked

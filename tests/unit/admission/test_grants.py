@@ -67,3 +67,16 @@ def test_marking_a_scrape_starts_new_peaks_and_forgets_idle_ranks() -> None:
     assert ledger.mark("a", 0).peak_requests == 2
     assert list(ledger.accounts()) == []
     assert ledger.mark("a", 0).peak_requests == 0
+
+
+def test_ranks_of_workers_that_are_gone_leave_no_account_behind() -> None:
+    """Workers come and go under new names: an account lives as long as its worker, or its last grant."""
+    ledger = Ledger()
+    ledger.open(entry("r1"))
+    ledger.forget_idle(known=lambda worker: False)
+    assert ledger.account("a", 0).requests == 1
+    ledger.release("r1")
+    ledger.forget_idle(known=lambda worker: True)
+    assert len(list(ledger.accounts())) == 1
+    ledger.forget_idle(known=lambda worker: False)
+    assert list(ledger.accounts()) == []

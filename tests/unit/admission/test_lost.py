@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from schemas.decision import Decision
-from schemas.request import RequestEnd, RequestFirstToken, Usage
+from schemas.request import Outcome, RequestEnd, RequestFirstToken, Usage
 from schemas.session import SessionFact
 from services.admission.events import Decided, FirstToken, LeadershipChanged, Tick, WorkerStated
 from tests.unit.admission.build import (
@@ -265,3 +267,56 @@ def test_the_end_alone_tells_where_a_session_ran() -> None:
     effects = core.end(end("r1", "s1", worker="b", usage=Usage(input_tokens=64)))
     assert [fact.state for fact in facts(effects, SessionFact)] == ["opened", "acting"]
     assert granted(core.ask(ask("r2", "s1"))).grant.worker == "b"
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_heartbeat_corrects_where_a_request_runs_when_the_dispatch_was_not_heard(attempt: int) -> None:
+    """The grant's reply and the `dispatched` fact were lost: what the ingress names is where the load is."""
+    core = driven()
+    core.workers("a", "b")
+    core.accept(accepted("r1", "s1"))
+    first = granted(core.ask(ask("r1", "s1"))).grant.worker
+    other = "b" if first == "a" else "a"
+    core.state(in_flight("r1", "s1", worker=other, attempt=attempt))
+    assert core.core.state.ledger.account(first, 0).requests == 0
+    assert core.core.state.ledger.account(other, 0).requests == 1
+    check_books(core.core)
+    core.end(end("r1", "s1", worker=other))
+    assert granted(core.ask(ask("r2", "s1"))).grant.worker == other
+    assert len(core.core.state.ledger) == 1
+
+
+def test_an_older_heartbeat_does_not_undo_a_second_attempt() -> None:
+    """The heartbeat was written before the retry: the newer grant stands, renewed."""
+    core = driven()
+    core.workers("a", "b")
+    first = granted(core.ask(ask("r1", "s1"))).grant.worker
+    second = granted(core.ask(ask("r1", "s1", attempt=1, excluded=(first,)))).grant.worker
+    core.state(in_flight("r1", "s1", worker=first))
+    assert core.core.state.ledger.account(second, 0).requests == 1
+    assert core.core.state.ledger.account(first, 0).requests == 0
+
+
+def test_the_accounts_of_a_lost_worker_go_with_its_last_grant() -> None:
+    """No rank is remembered, or shown as a metric, for ever."""
+    core = driven()
+    core.workers("a")
+    core.ask(ask("r1", "s1"))
+    core.wait(6.0, heartbeats=False, ingresses=())
+    core.state(in_flight("r1", "s1", worker="a"))
+    core.end(end("r1", "s1"))
+    core.wait(2.0, heartbeats=False)
+    assert list(core.core.state.ledger.accounts()) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kept"), [("upstream_lost", False), ("upstream_timeout", False), ("completed", True)]
+)
+def test_a_session_whose_answer_broke_off_is_placed_anew(outcome: Outcome, kept: bool) -> None:
+    """DESIGN §8: an engine that fails after its first byte is not preferred for the session's next turn."""
+    core = driven()
+    core.workers("a", "b")
+    first = granted(core.ask(ask("r1", "s1"))).grant.worker
+    core.end(end("r1", "s1", outcome=outcome, worker=first))
+    decision = facts(core.ask(ask("r2", "s1")), Decision)[0]
+    assert decision.previous_worker == (first if kept else None)

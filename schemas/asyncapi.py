@@ -144,7 +144,7 @@ def _nested(item: Any, indent: int) -> str:
 
 def _key(key: str) -> str:
     plain = _PLAIN_KEY.fullmatch(key) is not None and key.lower() not in _RESERVED
-    return key if plain else json.dumps(key)
+    return key if plain else json.dumps(key, ensure_ascii=False)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,7 +25,8 @@ def executable() -> str:
 class NatsServer:
     """One nats-server process with JetStream. All methods block for the few milliseconds they take.
 
-    ``directory`` gets store, log and configuration. ``config`` is more text of nats-server's configuration.
+    ``directory`` gets store, log and configuration. ``config`` is more text of nats-server's configuration, or, with
+    ``whole_config``, all of it: then ``listen`` must name port -1.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class NatsServer:
         max_payload: int = 8 * 1024 * 1024,
         jetstream: bool = True,
         config: str = "",
+        whole_config: bool = False,
     ) -> None:
         self.directory = directory
         self.port = -1
         self._max_payload = max_payload
         self._jetstream = jetstream
         self._config = config
+        self._whole_config = whole_config
         self._store = "store"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -106,6 +109,8 @@ class NatsServer:
         self.start()
 
     def _text(self) -> str:
+        if self._whole_config:
+            return self._config
         lines = [
             "host: 127.0.0.1",
             f"port: {self.port}",

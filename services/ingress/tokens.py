@@ -202,7 +202,8 @@ class PrefixTokenCache:
         del self._entries[id(entry)]
         self.size_bytes -= entry.size_bytes
         for key, _ in entry.marks:
-            if self._places[key][0] is entry:
+            place = self._places.get(key)
+            if place is not None and place[0] is entry:
                 del self._places[key]
 
     def prompt(self, text: str, block_size: int | None, encode: Encode, leading: bytes = b"") -> PromptTokens:

@@ -130,6 +130,21 @@ def test_the_least_recently_used_conversation_goes_first() -> None:
     assert len(cache) == kept, "what does not fit is not kept, and displaces nothing"
 
 
+def test_two_conversations_with_one_beginning_are_forgotten_one_by_one() -> None:
+    """The newer owns the common beginning; looking the older up (a prompt that is too large to keep, a second thread)
+    makes the newer the first to go. Forgetting the other one then finds its beginning gone already."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=6_000)
+    system = ("system", "be brief " * 20)
+    for name in ("first", "second"):
+        cache.prompt(rendered([system, ("user", name)]), BLOCK, Encoder())
+    cache.find(rendered([system, ("user", "first"), ("user", "more")]))
+    for number in range(40):
+        talk = [("system", f"{number} " * 20), ("user", "go on")]
+        assert cache.prompt(rendered(talk), BLOCK, Encoder()) == from_scratch(rendered(talk))
+        assert cache.size_bytes <= 6_000
+    assert cache.find(rendered([system, ("user", "first"), ("user", "more")])).known_tokens == 0
+
+
 def test_the_chain_goes_on_where_it_was_known() -> None:
     """A pool whose block size changed gets a chain of the new size from the same tokens."""
     cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)

@@ -21,13 +21,15 @@ LEAST_STICKY_RATIO = 0.9
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """Everything seen of one run.
 
-    ``rows``: request_end rows of the stream, by request. ``recorded``: request ids in the recorder's files, in order,
+    ``rows``: request_end rows of the stream, by request; ``stored``: their request ids in order, repeats included.
+    ``recorded``: request ids in the recorder's files, in order,
     ``None`` where they are out of reach. ``decisions``: request ids seen on ``tg.v1.decision.<worker>``, ``served``:
     what each engine says it served, by worker; ``None`` where it cannot be asked.
     """
 
     results: tuple[RequestResult, ...]
     rows: Mapping[str, TraceRow]
+    stored: tuple[str, ...]
     recorded: tuple[str, ...] | None
     decisions: Mapping[str, Sequence[str]]
     served: Mapping[str, Sequence[str]] | None
@@ -73,8 +75,8 @@ def measure(observed: Observed) -> Figures:
     figures = Figures(
         requests=len(observed.results),
         failed=len(observed.results) - len(good),
-        traces=len(observed.rows) if recorded is None else len(recorded),
-        traces_in_stream=len(observed.rows),
+        traces=len(observed.stored) if recorded is None else len(recorded),
+        traces_in_stream=len(observed.stored),
         sessions=len({row.agent_context.session_id for row in rows if row.agent_context is not None}),
         input_tokens=input_tokens,
         cached_tokens_predicted=sum(request.predicted_cached_tokens or 0 for request in requests),
@@ -102,7 +104,7 @@ def problems(figures: Figures, observed: Observed) -> Iterable[str]:
         yield f"{figures.traces} rows were recorded for {figures.requests} requests"
     if figures.traces_in_stream != figures.requests:
         yield f"the stream holds {figures.traces_in_stream} rows for {figures.requests} requests"
-    if observed.recorded is not None and set(observed.recorded) != set(observed.rows):
+    if observed.recorded is not None and sorted(observed.recorded) != sorted(observed.stored):
         yield "the recorder's files and the stream do not hold the same requests"
     difference = abs(figures.cached_tokens_predicted - figures.cached_tokens_reported)
     if difference > PREDICTION_TOLERANCE * figures.cached_tokens_reported:
@@ -112,21 +114,30 @@ def problems(figures: Figures, observed: Observed) -> Iterable[str]:
         )
     if figures.hit_ratio < LEAST_HIT_RATIO:
         yield f"hit_ratio {figures.hit_ratio:g} is below {LEAST_HIT_RATIO:g}"
-    if figures.sticky_ratio < LEAST_STICKY_RATIO:
+    if figures.requests and not any(result.turn for result in observed.results):
+        yield "no second turn was made: sticky_ratio says nothing"
+    elif figures.sticky_ratio < LEAST_STICKY_RATIO:
         yield f"sticky_ratio {figures.sticky_ratio:g} is below {LEAST_STICKY_RATIO:g}"
+    decided = {request for requests in observed.decisions.values() for request in requests}
+    undecided = sum(not result.failed and result.request_id not in decided for result in observed.results)
+    if undecided:
+        yield f"{undecided} requests were served without a decision on the bus"
     if figures.decisions_match_served is False:
         yield "the decisions seen on the bus are not the requests that the engines served"
 
 
 def sticky_ratio(results: Iterable[RequestResult], rows: Mapping[str, TraceRow]) -> float:
-    """Of the second and later turns, the share that ran on their session's previous worker (1.0 when there is none)."""
-    workers: dict[str, list[str]] = defaultdict(list)
+    """Of the second and later turns, the share that ran on their session's previous worker; 0.0 when there is none.
+
+    A turn whose worker, or whose previous turn's, is not known did not stay.
+    """
+    workers: dict[str, list[str | None]] = defaultdict(list)
     for result in sorted(results, key=lambda result: result.turn):
         row = rows.get(result.request_id or "")
-        if row is not None and row.request is not None and row.request.worker is not None:
-            workers[result.session_id].append(row.request.worker.worker)
+        traced = row.request.worker if row is not None and row.request is not None else None
+        workers[result.session_id].append(traced.worker if traced is not None else None)
     pairs = [pair for turns in workers.values() for pair in itertools.pairwise(turns)]
-    return sum(before == after for before, after in pairs) / len(pairs) if pairs else 1.0
+    return sum(before == after is not None for before, after in pairs) / len(pairs) if pairs else 0.0
 
 
 def same_requests(decisions: Mapping[str, Sequence[str]], served: Mapping[str, Sequence[str]]) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import aclosing
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from web.errors import WebError
 
 
 class Watcher:
-    """Collects from the bus between `start` and `stop`. ``decisions``: request ids by worker, as the subjects say."""
+    """Collects from the bus between `start` and `stop`. ``decisions``: request ids by worker, as the subjects say;
+    ``stored``: request ids of the rows in order, repeats included."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -32,17 +34,18 @@ class Watcher:
         self._new_row = asyncio.Event()
         self.decisions: dict[str, list[str]] = defaultdict(list)
         self.rows: dict[str, TraceRow] = {}
+        self.stored: list[str] = []
 
     async def start(self) -> None:
         self._subscription = await self._bus.subscribe(f"{ROOT}.decision.>", self._on_decision)
         await self._bus.flush()
         self._tasks.start("rows", self._read_rows())
 
-    async def wait_for_rows(self, count: int, timeout_s: float) -> None:
-        """Until so many requests have their row, or the time is over: the figures will tell."""
+    async def wait_for_rows(self, requests: Collection[str], timeout_s: float) -> None:
+        """Until these requests have their row, or the time is over: the figures will tell."""
         try:
             async with asyncio.timeout(timeout_s):
-                while len(self.rows) < count:
+                while not self.rows.keys() >= set(requests):
                     self._new_row.clear()
                     await self._new_row.wait()
         except TimeoutError:
@@ -63,6 +66,7 @@ class Watcher:
             async for stored in rows:
                 row = read_row(stored.payload)
                 if row is not None and row.request is not None:
+                    self.stored.append(row.request.request_id)
                     self.rows[row.request.request_id] = row
                     self._new_row.set()
 

@@ -102,7 +102,8 @@ async def run_against(
         if row.agent_context is not None and row.agent_context.session_id in ours
     }
     decisions = {worker: [request for request in ids if request in rows] for worker, ids in observed.decisions.items()}
-    return measure(msgspec.structs.replace(observed, rows=rows, decisions=decisions))
+    stored = tuple(request for request in observed.stored if request in rows)
+    return measure(msgspec.structs.replace(observed, rows=rows, stored=stored, decisions=decisions))
 
 
 async def drive(target: Target, workload: WorkloadPlan, listener: Listener) -> Observed:
@@ -115,12 +116,18 @@ async def drive(target: Target, workload: WorkloadPlan, listener: Listener) -> O
         listener.planned(workload.requests)
         listener.stage(f"{len(workload.sessions)} sessions, {workload.requests} requests")
         results = await client.run(workload, lambda result: listener.done(result.failed))
-        await watcher.wait_for_rows(len(results), _ROWS_WAIT_S)
+        requests = {result.request_id for result in results if result.request_id is not None}
+        await watcher.wait_for_rows(requests, _ROWS_WAIT_S)
         served = None if target.engines is None else await fetch_served(target.engines)
     finally:
         await client.close()
         await watcher.stop()
         await bus.close()
     return Observed(
-        results=tuple(results), rows=dict(watcher.rows), recorded=None, decisions=dict(watcher.decisions), served=served
+        results=tuple(results),
+        rows=dict(watcher.rows),
+        stored=tuple(watcher.stored),
+        recorded=None,
+        decisions=dict(watcher.decisions),
+        served=served,
     )

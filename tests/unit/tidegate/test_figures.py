@@ -38,6 +38,7 @@ def observed(**fields: Any) -> Observed:
     known: dict[str, Any] = {
         "results": results,
         "rows": rows,
+        "stored": tuple(rows),
         "recorded": tuple(rows),
         "decisions": ids,
         "served": {worker: list(reversed(requests)) for worker, requests in ids.items()},
@@ -63,7 +64,12 @@ def test_a_good_run_has_no_problems() -> None:
         ({"results": (), "rows": {}, "recorded": (), "decisions": {}, "served": {}}, "no request"),
         ({"recorded": ("a-0", "a-1", "a-2", "b-0", "b-1", "b-1", "b-2")}, "7 rows were recorded for 6"),
         ({"recorded": ("a-0", "a-1", "a-2", "b-0", "b-1", "x")}, "do not hold the same"),
-        ({"rows": {"a-0": row("a", 0, "engine-1")}}, "the stream holds 1 rows"),
+        ({"stored": ("a-0",)}, "the stream holds 1 rows"),
+        ({"stored": ("a-0", "a-1", "a-2", "b-0", "b-1", "b-2", "b-2")}, "the stream holds 7 rows"),
+        ({"stored": ("a-0", "a-1", "a-2", "b-0", "b-1", "b-1")}, "do not hold the same"),
+        ({"decisions": {}, "served": {}}, "6 requests were served without a decision"),
+        ({"decisions": {}, "served": None}, "6 requests were served without a decision"),
+        ({"results": (result("a", 0),), "rows": {"a-0": row("a", 0, "engine-1")}}, "no second turn"),
         ({"served": {"engine-1": ["a-0"], "engine-2": []}}, "not the requests that the engines served"),
     ],
 )
@@ -88,7 +94,15 @@ def test_stickiness_counts_second_and_later_turns() -> None:
     workers = ["w1", "w1", "w2", "w2", "w1"]
     rows = {f"a-{turn}": row("a", turn, worker) for turn, worker in enumerate(workers)}
     assert sticky_ratio(results, rows) == 0.5
-    assert sticky_ratio([], {}) == 1.0
+    assert sticky_ratio([], {}) == 0.0
+
+
+def test_a_turn_whose_worker_is_not_known_did_not_stay() -> None:
+    """A row that is missing, or names no worker, neither vanishes from the ratio nor joins its neighbours."""
+    results = [result("a", turn) for turn in range(4)]
+    rows = {f"a-{turn}": row("a", turn, "w1") for turn in (0, 1, 3)}
+    assert sticky_ratio(results, rows) == pytest.approx(1 / 3)
+    assert sticky_ratio(results, {}) == 0.0
 
 
 def test_decisions_must_be_served_once_each() -> None:

@@ -81,5 +81,10 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
             raise ValueError("lease_s must be at least 3 times renew_s")
         if self.hold_keepalive_s > 1:
             raise ValueError("hold_keepalive_s must be at most 1 (an ingress takes silence for a dead leader)")
+        if self.index_deadline_ms + (self.route_policy_deadline_ms if self.route_policy else 0) > 1000:
+            raise ValueError(
+                "index_deadline_ms and route_policy_deadline_ms must be at most 1000 together (no held reply is sent "
+                "meanwhile, and an ingress takes silence for a dead leader)"
+            )
         if self.grant_ttl_s <= self.ingress_lost_s:
             raise ValueError("grant_ttl_s must be greater than ingress_lost_s (a lost ingress owes rows first)")

@@ -20,8 +20,8 @@ Family = Literal["tidegate", "dynamo", "claude_code", "codex", "pi", "opencode",
 identity at all: the request is a session of its own."""
 
 
-class SessionKey(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """A session's identity inside the house: (tenant, family, root, agent).
+class SessionKey(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """A session's identity inside the house: (tenant, family, root, agent), all four always written.
 
     ``root`` is the harness's conversation or run; ``agent`` is empty for the root agent, else the sub-agent's own id.
     """

@@ -39,8 +39,8 @@ class ReplayBlock(Message, frozen=True, kw_only=True, omit_defaults=False):
     input_sequence_hashes: tuple[int, ...]
 
 
-class TracedWorker(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Where it ran."""
+class TracedWorker(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Where it ran. Rank 0 is a value, so it is always written."""
 
     worker: str
     rank: int = 0

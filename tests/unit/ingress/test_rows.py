@@ -70,7 +70,7 @@ def test_a_full_row() -> None:
             "session_id": "a1",
             "parent_session_id": "S",
             "input_trigger": "user_message",
-            "session": {"family": "claude_code", "root": "S", "agent": "a1"},
+            "session": {"tenant": "default", "family": "claude_code", "root": "S", "agent": "a1"},
         },
         "request": {
             "request_id": R,
@@ -102,7 +102,7 @@ def test_a_full_row() -> None:
             "total_time_ms": 2760.0,
             "kv_hit_rate": 0.8,
             "queue_depth": 2,
-            "worker": {"worker": "w1"},
+            "worker": {"worker": "w1", "rank": 0},
             "replay": {
                 "trace_block_size": 4,
                 "input_length": 10,

@@ -2,7 +2,8 @@
 
 Candidates are all ranks of the workers that serve the model. Each gets its cost or the reason it is excluded. The
 least cost wins; equal costs are drawn uniformly. The preferred worker (the session's previous one, or at a child's
-first placement its parent's) is taken instead while it costs at most ``margin`` times the prompt's blocks more.
+first placement its parent's) is taken instead while it costs at most ``margin`` times what it holds of the prompt
+more: a worker that has lost the session's blocks is preferred to nobody.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NOTHING = TierBlocks()
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """The rank to prefer: by how much (share of the prompt's blocks), and what it may still hold, in blocks.
+    """The rank to prefer: by how much (times the blocks it holds), and what it may still hold, in blocks.
 
     ``affinity_blocks`` counts only where the index is blind.
     """
@@ -164,10 +165,19 @@ def _choose(candidates: Sequence[Candidate], prompt: Prompt, preference: Prefere
     best = min(eligible)[0]
     if preference.worker is not None:
         own = [pair for pair in eligible if candidates[pair[1]].sticky]
-        if own and min(own)[0] <= best + preference.margin * prompt.request_blocks + EQUAL:
-            eligible, best = own, min(own)[0]
+        if own:
+            least, place = min(own)
+            if least <= best + preference.margin * _held(candidates[place], prompt, preference) + EQUAL:
+                eligible, best = own, least
     tied = [place for value, place in eligible if value <= best + EQUAL]
     return tied[0] if len(tied) == 1 else tied[choose(len(tied))]
+
+
+def _held(candidate: Candidate, prompt: Prompt, preference: Preference) -> float:
+    """Blocks of the prompt on the preferred rank: what the index says, else what the session left there."""
+    if candidate.health != "blind":
+        return candidate.blocks.reach
+    return preference.affinity_blocks or prompt.request_blocks
 
 
 def _no_choice(candidates: Sequence[Candidate]) -> str:

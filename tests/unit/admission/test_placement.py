@@ -114,13 +114,21 @@ def test_nothing_to_choose_says_whether_waiting_helps() -> None:
 
 
 def test_the_previous_worker_is_kept_within_the_margin_and_left_beyond_it() -> None:
-    """Margin .5 of 10 blocks: 5 blocks dearer is kept, 6 is not."""
-    for blocks, winner in ((5, "a"), (6, "b")):
+    """It holds 4 blocks, which is 4 cheaper; with margin 2 it may be 8 dearer: 12 running blocks keep it, 13 do not."""
+    holding = IndexView.of(match_reply({"a": 4, "b": 0}))
+    for blocks, winner in ((12, "a"), (13, "b")):
         ledger = Ledger()
         book(ledger, "r", "a", blocks=blocks)
-        placement = run(fleet("a", "b"), ledger, preference=Preference("a", 0, margin=0.5))
+        placement = run(fleet("a", "b"), ledger, holding, Preference("a", 0, margin=2))
         assert placement.chosen.worker == winner
         assert [each.sticky for each in placement.candidates] == [True, False]
+
+
+def test_a_previous_worker_that_lost_the_session_is_no_better_than_another() -> None:
+    """Nothing held, nothing preferred: one block more of load and the turn goes elsewhere, whatever the margin."""
+    ledger = Ledger()
+    book(ledger, "r", "a", blocks=1)
+    assert run(fleet("a", "b"), ledger, preference=Preference("a", 0, margin=100)).chosen.worker == "b"
 
 
 def test_a_preferred_worker_that_cannot_take_it_is_only_a_preference() -> None:

@@ -16,7 +16,8 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     Placement: ``weights`` are the terms of the cost (see `CostWeights`). ``stickiness`` and ``child_stickiness``: how
     much dearer the session's previous worker (at a child's first placement, its parent's worker) may be and still be
     taken, as a multiple of the prompt's blocks that it holds (3: about two more running turns of that size).
-    ``foreign_request_tokens``: prompt tokens assumed for a request that waits at an engine and is not ours. ``seed``: of the choice among equal costs.
+    ``foreign_request_tokens``: prompt tokens assumed for a request that waits at an engine and is
+    not ours. ``seed``: of the choice among equal costs.
 
     Holds: ``max_grants_per_rank`` open grants of one rank; a turn waits only when every eligible rank has as many.
     ``hold_queue_limit`` turns wait in all, each at most ``hold_deadline_s``, told so every ``hold_keepalive_s``.

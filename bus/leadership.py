@@ -24,6 +24,7 @@ from bus.errors import BusError, WrongRevisionError
 from bus.interface import Bus, KeyEntry, KeyValue
 from bus.log import EventLog
 from bus.subjects import BUCKET_LEADERS
+from schemas.base import UNDECODABLE
 
 log = EventLog(__name__)
 
@@ -218,5 +219,5 @@ def _value(entry: KeyEntry) -> LeaseValue:
     """Of a value that nobody can read, nobody is the holder."""
     try:
         return msgspec.json.decode(entry.value or b"{}", type=LeaseValue)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return LeaseValue()

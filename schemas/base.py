@@ -38,6 +38,9 @@ class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 M = TypeVar("M")
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a stranger's bytes raises: wrong syntax or types, wrong UTF-8, and nesting deeper than the stack."""
+
 _json_encoder = msgspec.json.Encoder()
 _msgpack_encoder = msgspec.msgpack.Encoder()
 
@@ -56,7 +59,7 @@ def from_json(payload: bytes, kind: type[M]) -> M:
     """Decode JSON ``payload`` as ``kind`` (a struct or a union of tagged structs). Raises `BadMessageError`."""
     try:
         return msgspec.json.decode(payload, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise BadMessageError(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
 
 
@@ -64,5 +67,5 @@ def from_msgpack(payload: bytes, kind: type[M]) -> M:
     """Decode MessagePack ``payload`` as ``kind``. Raises `BadMessageError`."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise BadMessageError(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from schemas.base import Fact, Message
 
 Engine = Literal["vllm", "sglang", "simulated", "unknown"]
 WorkerHealth = Literal["starting", "ready", "unhealthy", "mismatch", "left"]
 """``mismatch``: its events contradict its profile (block size); placed by load only. ``left``: the last fact."""
+
+
+MAX_RANKS = 1024
+"""Ranks of one worker: everybody who hears of a worker walks over them."""
+
+RankNumber = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Size = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
 
 class RankStream(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -18,7 +28,7 @@ class RankStream(Message, frozen=True, kw_only=True, omit_defaults=True):
     yet), so that an indexer notices a lost tail although the engine is idle.
     """
 
-    rank: int
+    rank: RankNumber
     incarnation: str
     seq: int = -1
     state: Literal["synced", "catching_up", "blind"] = "synced"
@@ -30,10 +40,10 @@ class RankStream(Message, frozen=True, kw_only=True, omit_defaults=True):
 class RankLoad(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Scraped load of one rank: requests, and KV use of running requests (0..1)."""
 
-    rank: int
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    rank: RankNumber
+    running: Count = 0
+    waiting: Count = 0
+    kv_usage: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,11 +58,11 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
     models: tuple[str, ...] = ()
     engine: Engine = "unknown"
     engine_version: str | None = None
-    ranks: int = 1
-    block_size: int | None = None
+    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    block_size: Size | None = None
     block_size_from: Literal["events", "metrics", "config", "none"] = "none"
-    kv_tokens: int | None = None
-    max_model_len: int | None = None
+    kv_tokens: Count | None = None
+    max_model_len: Count | None = None
     salt_rule: str = "cache_salt"
     features: tuple[str, ...] = ()
 

@@ -30,6 +30,7 @@ from bus.interface import StoredRow
 from bus.log import EventLog
 from bus.nats.pull import Pull, RowPlace
 from bus.subjects import TRACE_STREAM, TRACE_SUBJECTS
+from schemas.base import UNDECODABLE
 
 if TYPE_CHECKING:
     from bus.nats.connection import NatsBus
@@ -146,7 +147,7 @@ class JetStream:
         answer = await self._bus.request(subject, payload, timeout_s=timeout_s, headers=headers)
         try:
             ack = _ack_decoder.decode(answer.payload)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise StreamError(f"{subject}: not JetStream's acknowledgement: {error}") from error
         if ack.error is not None:
             problem = str(ack.error.get("description", "refused"))

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from bus.errors import SettingsError
 from bus.settings import CommonSettings
+from schemas.worker import MAX_RANKS
 from services.bridge.endpoints import RankSource, from_settings, host_of
 from services.bridge.errors import BadEndpointError
 
@@ -61,6 +62,8 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
             raise SettingsError("block_size", "must be positive")
         if self.ranks < 0:
             raise SettingsError("ranks", "must not be negative")
+        if max(self.ranks, len(self.kv_events)) > MAX_RANKS:
+            raise SettingsError("ranks", f"must not exceed {MAX_RANKS}")
         if self.kv_replay and not self.kv_events:
             raise SettingsError("kv_replay", "needs kv_events beside it")
         for name in _POSITIVE:

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from schemas.base import UNDECODABLE
+from schemas.worker import MAX_RANKS
 from services.bridge.errors import BadEndpointError
 
 _TCP = re.compile(r"^tcp://(?P<host>\[[^\]]*\]|[^:\[\]]*):(?P<port>\d{1,5})$")
@@ -121,7 +123,7 @@ def from_vllm(body: bytes, host: str) -> tuple[RankSource, ...]:
     """Sources out of ``GET /kv_event_sources`` (vLLM 0.31+). Raises `BadEndpointError`."""
     sources = []
     for key, entry in _object(body, "/kv_event_sources").items():
-        if not isinstance(entry, dict) or not str(key).isdigit():
+        if not isinstance(entry, dict) or not re.fullmatch(r"[0-9]{1,4}", str(key)) or int(key) >= MAX_RANKS:
             raise BadEndpointError(str(key), "not a rank of /kv_event_sources")
         endpoint = entry.get("endpoint")
         if not entry.get("enable_kv_cache_events", True) or entry.get("publisher") == "null" or not endpoint:
@@ -151,6 +153,8 @@ def from_sglang(body: bytes, host: str) -> tuple[RankSource, ...]:
     named = str(told.get("endpoint_host") or "*")
     at = host if named in _WILDCARD_HOSTS else named
     ranks = told.get("dp_size")
+    if isinstance(ranks, int) and ranks > MAX_RANKS:
+        raise BadEndpointError("/server_info", f"more than {MAX_RANKS} ranks")
     return checked(
         RankSource(
             rank=rank,
@@ -165,7 +169,7 @@ def from_sglang(body: bytes, host: str) -> tuple[RankSource, ...]:
 def _object(body: bytes, what: str) -> dict[Any, Any]:
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise BadEndpointError(what, f"not JSON ({error})") from error
     if not isinstance(value, dict):
         raise BadEndpointError(what, "not a JSON object")

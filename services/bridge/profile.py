@@ -6,6 +6,7 @@ are split by ``priority``, of which the empty one is the whole).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from schemas.worker import Engine, RankLoad
+from schemas.base import UNDECODABLE
+from schemas.worker import MAX_RANKS, Engine, RankLoad
 from services.bridge.errors import ScrapeError
 
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -29,6 +31,11 @@ _LOAD_FIELDS: dict[str, str] = {
 }
 _SGLANG_BLOCK_SIZE = "sglang:page_size"
 _SGLANG_KV_TOKENS = "sglang:max_total_num_tokens"
+MAX_MODELS = 1000
+MAX_NAME_CHARACTERS = 1024
+"""Names travel in a fact every second: a longer one is none."""
+
+_LARGEST = (1 << 53) - 1
 _WANTED = frozenset({_CACHE_CONFIG, _START_TIME, _SGLANG_BLOCK_SIZE, _SGLANG_KV_TOKENS, *_LOAD_FIELDS})
 
 
@@ -70,15 +77,16 @@ class _Ranks:
     values: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def add(self, rank: int, name: str, value: float) -> None:
-        self.values.setdefault(rank, {})[name] = value
+        if rank < MAX_RANKS:
+            self.values.setdefault(rank, {})[name] = value
 
     def loads(self) -> tuple[RankLoad, ...]:
         return tuple(
             RankLoad(
                 rank=rank,
-                running=int(values.get("running", 0)),
-                waiting=int(values.get("waiting", 0)),
-                kv_usage=values.get("kv_usage", 0.0),
+                running=_count(values.get("running", 0.0)),
+                waiting=_count(values.get("waiting", 0.0)),
+                kv_usage=min(1.0, max(0.0, _finite(values.get("kv_usage", 0.0)))),
             )
             for rank, values in sorted(self.values.items())
         )
@@ -100,19 +108,19 @@ def parse_metrics(text: str) -> MetricsReport:
                 elif name.startswith("sglang:"):
                     engine = "sglang"
                 if name == _START_TIME:
-                    started_at = value
+                    started_at = value if 0 < value < _LARGEST else None
                 elif name == _CACHE_CONFIG:
-                    block_size = _whole(labels.get("block_size"))
+                    block_size = _whole(labels.get("block_size")) or None
                     blocks = _whole(labels.get("num_gpu_blocks"))
                     told = _whole(labels.get("kv_cache_size_tokens"))
-                    kv_tokens = told or (blocks * block_size if blocks and block_size else None)
+                    kv_tokens = told or (min(_LARGEST, blocks * block_size) if blocks and block_size else None)
                 elif name == _SGLANG_BLOCK_SIZE:
-                    block_size = int(value) or None
+                    block_size = _count(value) or None
                 elif name == _SGLANG_KV_TOKENS and _is_whole_series(labels):
-                    kv_tokens = int(value) or None
+                    kv_tokens = _count(value) or None
                 elif name in _LOAD_FIELDS and _is_whole_series(labels):
                     ranks.add(_rank(labels), _LOAD_FIELDS[name], value)
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, RecursionError) as error:
         raise ScrapeError("bad_answer", f"/metrics is not Prometheus text: {error}") from error
     return MetricsReport(engine, started_at, block_size, kv_tokens, ranks.loads())
 
@@ -136,14 +144,27 @@ def _rank(labels: Mapping[str, str]) -> int:
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    """Decimal digits as a number within what JSON's readers can hold, else ``None``."""
+    if not text or not text.isdecimal() or len(text) > 16:
+        return None
+    return min(_LARGEST, int(text))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _count(value: float) -> int:
+    """A gauge that counts: never negative, infinite or not a number."""
+    return int(min(_LARGEST, max(0.0, _finite(value))))
 
 
 def parse_models(body: bytes) -> ModelsReport:
     """Read ``/v1/models``. Raises `ScrapeError` where it names no model."""
     entries = _json_object(body, "/v1/models").get("data")
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    names = tuple(entry["id"] for entry in found if isinstance(entry.get("id"), str) and entry["id"])
+    ids = (entry.get("id") for entry in found[:MAX_MODELS])
+    names = tuple(name for name in ids if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS)
     if not names:
         raise ScrapeError("bad_answer", "/v1/models names no model")
     longest = found[0].get("max_model_len")
@@ -151,7 +172,7 @@ def parse_models(body: bytes) -> ModelsReport:
     return ModelsReport(
         model=names[0],
         models=names,
-        max_model_len=longest if isinstance(longest, int) else None,
+        max_model_len=_positive(longest),
         engine=_OWNERS.get(owner, "unknown") if isinstance(owner, str) else "unknown",
     )
 
@@ -162,7 +183,7 @@ _OWNERS: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "tidegate": "s
 def parse_version(body: bytes) -> str | None:
     """Read ``/version`` (vLLM): ``{"version": "0.32.0"}``. Raises `ScrapeError`."""
     version = _json_object(body, "/version").get("version")
-    return version if isinstance(version, str) else None
+    return _name(version)
 
 
 def parse_server_info(body: bytes) -> ServerInfo:
@@ -172,7 +193,7 @@ def parse_server_info(body: bytes) -> ServerInfo:
     block_size = events.get("block_size") if isinstance(events, dict) else None
     version = told.get("version")
     return ServerInfo(
-        version=version if isinstance(version, str) else None,
+        version=_name(version),
         block_size=_positive(block_size) or _positive(told.get("page_size")),
         kv_tokens=_positive(told.get("max_total_num_tokens")),
         ranks=_positive(told.get("dp_size")),
@@ -180,13 +201,17 @@ def parse_server_info(body: bytes) -> ServerInfo:
 
 
 def _positive(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else None
+
+
+def _name(value: object) -> str | None:
+    return value[:MAX_NAME_CHARACTERS] if isinstance(value, str) else None
 
 
 def _json_object(body: bytes, what: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ScrapeError("bad_answer", f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ScrapeError("bad_answer", f"{what} is not a JSON object")

@@ -30,7 +30,7 @@ from kvcore.stream import (
     StreamEvent,
 )
 from kvcore.stream import Tick as StreamTick
-from schemas.base import BadMessageError, from_json, to_json
+from schemas.base import UNDECODABLE, BadMessageError, from_json, to_json
 from schemas.index import (
     IndexSource,
     MatchReply,
@@ -156,7 +156,7 @@ class IndexerCore:
             if len(request.chain) % HASH_BYTES:
                 raise BadQuestionError("bad_chain", f"a chain is whole u64 hashes, not {len(request.chain)} bytes")
             found = {(match.worker, match.rank): match for match in self.index.match(request.chain)}
-        except (msgspec.DecodeError, UnicodeDecodeError, BadQuestionError) as error:
+        except (*UNDECODABLE, BadQuestionError) as error:
             self.counters.bad_questions += 1
             reason = getattr(error, "reason", BadMessageError.reason)
             return _reply_encoder.encode(MatchReply(indexer=self.name, error=f"{reason}: {error}"))

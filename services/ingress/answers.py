@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from schemas.request import Usage
 from schemas.trace import ToolCall
 
@@ -209,7 +210,7 @@ class AnswerReader:
     def _read(self, data: bytes) -> bool:
         try:
             decoded = self._form.decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             self._unreadable += 1
             return False
         return self._form.read(self, decoded)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
 
@@ -36,7 +37,7 @@ def conversation_of(prompt: ChatPrompt, *, drop_billing_line: bool = False) -> C
         messages = [_any.decode(message) for message in prompt.messages]
         tools = [_any.decode(tool) for tool in prompt.tools]
         system = None if prompt.system is None else _any.decode(prompt.system)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise TemplateError(f"the messages cannot be decoded: {error}") from error
     if prompt.api == "chat":
         if not all(isinstance(message, dict) for message in messages):

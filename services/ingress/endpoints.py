@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from schemas.session import InputTrigger
 from services.ingress.errors import BadJsonError, BadRequestError
 from services.ingress.identity import BodyFacts, Signals
@@ -37,6 +38,9 @@ MAX_FIELD_CHARACTERS = 8192
 TITLE_TELL = b'"Generate a title for this conversation'
 """How OpenCode's title request begins (harness.md §4)."""
 
+
+LARGEST_NUMBER = (1 << 53) - 1
+"""A client's numbers are cut to what every reader of JSON can hold; the engine judges the number itself."""
 
 _NULL = msgspec.Raw(b"null")
 
@@ -192,7 +196,7 @@ def read_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _bad_request(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BadJsonError(f"The request body is not a JSON object: {error}") from error
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
@@ -252,7 +256,7 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
 def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
     try:
         given = _items.decode(body.input)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise BadRequestError("input: must be a text or a list of items", param="input") from error
     items = [body.input] if isinstance(given, str) else given
     trigger: InputTrigger = "user_message" if isinstance(given, str) else _responses_trigger(given)
@@ -266,7 +270,7 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
         facts=_message_facts(body, [] if isinstance(given, str) else items, trigger),
         prompt=None if body.previous_response_id else prompt,
         stream=bool(body.stream),
-        max_output_tokens=body.max_output_tokens,
+        max_output_tokens=_first_number(body.max_output_tokens),
         priority=_priority(body),
     )
 
@@ -283,7 +287,7 @@ def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") 
             api="messages", messages=tuple(body.messages), tools=tuple(body.tools or ()), system=_given(body.system)
         ),
         stream=bool(body.stream),
-        max_output_tokens=body.max_tokens,
+        max_output_tokens=_first_number(body.max_tokens),
         priority=_priority(body),
     )
 
@@ -341,7 +345,7 @@ def _user_session(user_id: Any) -> str | None:
     if user_id.startswith("{"):
         try:
             session = _member(_user_id.decode(user_id), "session_id")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             return None
         return session if isinstance(session, str) else None
     return user_id.rpartition("_session_")[2] if "_session_" in user_id else None
@@ -357,7 +361,7 @@ def _member(value: Any, *path: str) -> Any:
 def _read_head(message: msgspec.Raw) -> _Head:
     try:
         return _head.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return _NO_HEAD
 
 
@@ -392,7 +396,7 @@ def _anthropic_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
         return "other"
     try:
         blocks = _blocks.decode(head.content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return "user_message"
     return "tool_result" if any(block.type == "tool_result" for block in blocks) else "user_message"
 
@@ -423,9 +427,9 @@ def _tokens(ids: Sequence[object]) -> TokensPrompt:
 def _priority(body: _Body) -> int:
     """The client's wish; what the engine sees is decided by admission."""
     if body.priority is not None:
-        return body.priority
+        return _bounded(body.priority)
     hinted = _member(body.nvext.agent_hints, "priority") if body.nvext else None
-    return hinted if isinstance(hinted, int) and not isinstance(hinted, bool) else 0
+    return _bounded(hinted) if isinstance(hinted, int) and not isinstance(hinted, bool) else 0
 
 
 def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
@@ -434,4 +438,8 @@ def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
 
 
 def _first_number(*numbers: int | None) -> int | None:
-    return next((number for number in numbers if number is not None), None)
+    return next((_bounded(number) for number in numbers if number is not None), None)
+
+
+def _bounded(number: int) -> int:
+    return max(-LARGEST_NUMBER, min(LARGEST_NUMBER, number))

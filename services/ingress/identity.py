@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from schemas.session import Family, InputTrigger, RequestKind, SessionIdentity, SessionKey
 
 MAX_PARENT_BYTES = 256
@@ -134,7 +135,7 @@ def read_turn_metadata(text: str) -> TurnMetadata:
     """Codex's turn metadata; empty for anything that is not such JSON."""
     try:
         return _turn_metadata.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return _NO_METADATA
 
 

@@ -17,6 +17,7 @@ import jinja2.parser
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from schemas.base import UNDECODABLE
 from services.ingress.canonical import Conversation, conversation_of
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
@@ -107,6 +108,8 @@ class ChatTemplate:
         prepared["content"] = self._content(message.get("content"))
         calls = message.get("tool_calls")
         if calls:
+            if not isinstance(calls, list):
+                raise TemplateError("tool_calls is not a list")
             prepared["tool_calls"] = [_with_arguments(call) for call in calls]
         return prepared
 
@@ -142,7 +145,7 @@ def _decoded(raw: msgspec.Raw | None) -> dict[str, Any] | None:
         return None
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise TemplateError(f"chat_template_kwargs is not an object: {error}") from error
 
 
@@ -163,7 +166,7 @@ def _with_arguments(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

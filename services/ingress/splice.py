@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from services.ingress.errors import MisuseError
 
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],]', re.DOTALL)
@@ -63,7 +64,7 @@ def set_member(body: bytes, path: tuple[str, ...], value: bytes) -> bytes:
 def _set(body: bytes, start: int, path: tuple[str, ...], value: bytes) -> bytes:
     name, *deeper = path
     # The decoder sees the names of a 500 KB body in 0.3 ms, the scanner in 6 ms.
-    absent = start == 0 and name not in _names(body)
+    absent = start == 0 and not _may_have(body, name)
     found = [] if absent else [member for member in members(body, start) if member.name == name]
     if not found:
         at = _open(body, start)
@@ -79,10 +80,13 @@ def _set(body: bytes, start: int, path: tuple[str, ...], value: bytes) -> bytes:
     return body
 
 
-def _names(body: bytes) -> dict[str, msgspec.Raw]:
+def _may_have(body: bytes, name: str) -> bool:
+    """Whether the object at the front has this member; also where only the scanner, which has no stack, can tell."""
     try:
-        return _object.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return name in _object.decode(body)
+    except RecursionError:
+        return True
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MisuseError(_INVALID) from error
 
 
@@ -116,7 +120,7 @@ def _name(body: bytes, at: int) -> tuple[str, int]:
         raise MisuseError(_INVALID)
     try:
         return msgspec.json.decode(token[0], type=str), colon.end()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise MisuseError(_INVALID) from error
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from services.recorder.errors import BadRowError, SegmentError
 
 _OPEN = b'{"timestamp":'
@@ -46,7 +47,7 @@ def one_line(row: bytes) -> bytes:
         _object.decode(row)
         if b"\n" in row or b"\r" in row:
             return msgspec.json.format(row, indent=-1)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise BadRowError(f"not a JSON object: {error}") from error
     return row.strip()
 

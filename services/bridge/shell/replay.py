@@ -19,6 +19,9 @@ from kvcore.replay import ReplayBatch, parse_reply, request_frames
 MAX_BATCHES = 200_000
 """Batches that one replay may bring; an engine keeps 10,000 unless told otherwise."""
 
+MAX_BYTES = 512 * 1024 * 1024
+"""Bytes that one replay may bring."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -31,6 +34,7 @@ class Replayed:
 async def fetch_replay(context: zmq.asyncio.Context, endpoint: str, start: int, timeout_s: float) -> Replayed:
     """Everything from sequence ``start`` on, within ``timeout_s`` in all."""
     batches: list[tuple[int, bytes]] = []
+    size = 0
     socket = context.socket(zmq.DEALER)
     try:
         socket.set(zmq.LINGER, 0)
@@ -48,7 +52,8 @@ async def fetch_replay(context: zmq.asyncio.Context, endpoint: str, start: int, 
                     if not isinstance(reply, ReplayBatch):
                         return Replayed(tuple(batches))
                     batches.append((reply.seq, reply.payload))
-                    if len(batches) > MAX_BATCHES:
+                    size += len(reply.payload)
+                    if len(batches) > MAX_BATCHES or size > MAX_BYTES:
                         return Replayed(tuple(batches), "replay_too_large")
         except TimeoutError:
             return Replayed(tuple(batches), "replay_timeout")

@@ -13,10 +13,13 @@ from services.bridge.profile import (
     parse_server_info,
     parse_version,
 )
-from web.client import Answer, HttpClient, Timeouts
+from web.client import Answer, ClientLimits, HttpClient, Timeouts
 from web.errors import WebError
 
 _OK = 200
+ANSWER_BYTES = 8 * 1024 * 1024
+"""The largest page that is read: a large engine's ``/metrics`` has below 1 MB."""
+
 _NOT_HERE = frozenset({404, 405, 501})
 
 
@@ -25,7 +28,7 @@ class EngineScraper:
 
     def __init__(self, engine_url: str, timeout_s: float, api_key: str = "") -> None:
         self._url = engine_url.rstrip("/")
-        self._client = HttpClient()
+        self._client = HttpClient(ClientLimits(answer_bytes=ANSWER_BYTES))
         self._timeouts = Timeouts(connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s, total_s=timeout_s)
         self._headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
 

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from bus.log import EventLog
+from schemas.base import UNDECODABLE
 from services.ingress.config import IngressSettings
 from services.ingress.effects import CountPrompt
 from services.ingress.endpoints import ChatPrompt, TextPrompt, TokensPrompt
@@ -125,7 +126,7 @@ def _read_tokens(answer: bytes, block_size: int | None) -> PromptTokens:
     """Raises `SkippedError` for an answer that is not a list of token ids."""
     try:
         return from_ids(_tokenized.decode(answer).tokens, block_size)
-    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError) as error:
+    except (*UNDECODABLE, OverflowError, ValueError) as error:
         raise SkippedError("failed") from error
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.worker import MAX_RANKS
 from services.bridge.endpoints import (
     RankSource,
     as_seen_from_here,
@@ -146,3 +147,17 @@ def test_discovery_from_sglang() -> None:
     told["kv_events"]["replay_endpoint_port_base"] = 7100
     assert [source.replay for source in from_sglang(json.dumps(told).encode(), "h")] == ["tcp://h:7100", "tcp://h:7101"]
     assert from_sglang(b"{}", "h") == ()
+
+
+@pytest.mark.parametrize("rank", ["\u00b2", "99999999999", str(MAX_RANKS), "-1", ""])
+def test_an_impossible_rank_is_refused(rank: str) -> None:
+    """An engine's answer must not make us open ten thousand million sockets."""
+    with pytest.raises(BadEndpointError):
+        from_vllm(json.dumps({rank: {"endpoint": "tcp://*:5557"}}).encode(), "h")
+
+
+def test_impossibly_many_ranks_are_refused() -> None:
+    """SGLang's ``dp_size`` is looped over."""
+    told = {"kv_events": {"publisher": "zmq", "endpoint_port_base": 5557, "dp_size": 10**12}}
+    with pytest.raises(BadEndpointError):
+        from_sglang(json.dumps(told).encode(), "h")

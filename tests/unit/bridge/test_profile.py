@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.base import from_json, to_json
 from schemas.worker import RankLoad
 from services.bridge.errors import ScrapeError
 from services.bridge.profile import parse_metrics, parse_models, parse_server_info, parse_version
@@ -111,3 +112,41 @@ def test_version_and_server_info() -> None:
     info = parse_server_info(b'{"version": "0.5.23", "page_size": 64, "dp_size": 2, "kv_events": {"block_size": 16}}')
     assert (info.version, info.block_size, info.ranks, info.kv_tokens) == ("0.5.23", 16, 2, None)
     assert parse_server_info(b'{"page_size": 64}').block_size == 64
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-5", "1e300"])
+def test_impossible_gauges_do_no_harm(value: str) -> None:
+    """Whatever the page says, what comes out can be said on the bus."""
+    page = "\n".join(
+        f"{name} {value}"
+        for name in (
+            'vllm:num_requests_running{engine="0"}',
+            'vllm:num_requests_waiting{engine="0"}',
+            'vllm:kv_cache_usage_perc{engine="0"}',
+            'vllm:num_requests_running{engine="99999999999"}',
+            "process_start_time_seconds",
+            "sglang:page_size",
+            "sglang:max_total_num_tokens",
+        )
+    )
+    report = parse_metrics(page)
+    (load,) = report.loads
+    assert from_json(to_json(load), RankLoad) == load
+    assert report.started_at is None or report.started_at > 0
+    assert (report.block_size or 1) > 0
+    assert 0 <= (report.kv_tokens or 0) < 1 << 53
+
+
+def test_impossible_labels_and_names_do_no_harm() -> None:
+    """Digits that are none, numbers of thousands of digits, names of a megabyte, nesting deeper than the stack."""
+    for number in ("\u00b2", "9" * 5000, "0", "-1", ""):
+        labels = f'block_size="{number}",num_gpu_blocks="{number}",kv_cache_size_tokens="{number}"'
+        report = parse_metrics(f"vllm:cache_config_info{{{labels}}} 1.0")
+        assert report.block_size is None
+        assert report.kv_tokens is None
+    listed = [{"id": "n" * 1_000_000}, {"id": "tiny", "max_model_len": 10**400}]
+    models = parse_models(json.dumps({"data": listed}).encode())
+    assert (models.models, models.max_model_len) == (("tiny",), None)
+    assert len(parse_version(json.dumps({"version": "v" * 1_000_000}).encode()) or "") <= 1024
+    with pytest.raises(ScrapeError):
+        parse_models(b'{"a":' + b"[" * 100_000)

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.session import InputTrigger
 from services.ingress.endpoints import (
+    LARGEST_NUMBER,
     ChatPrompt,
     ClientRequest,
     Endpoint,
@@ -18,6 +19,7 @@ from services.ingress.endpoints import (
     read_request,
 )
 from services.ingress.errors import BadJsonError, BadRequestError, RequestError
+from services.ingress.identity import resolve
 
 USER = {"role": "user", "content": "hi"}
 RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "ok"}]}
@@ -227,3 +229,44 @@ def test_an_oversized_identity_field_is_no_identity(member: dict[str, Any]) -> N
     """Ids travel in every fact of the request: one that fits into a body but not into a message counts as absent."""
     request = read("chat_completions", messages=[USER], **member)
     assert request.facts.fields == {}
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "member",
+    [{"metadata": {"user_id": '{"a":' + DEEP}}, {"client_metadata": {"x-codex-turn-metadata": '{"a":' + DEEP[:8000]}}],
+    ids=["user_id", "turn_metadata"],
+)
+def test_deep_nesting_inside_an_identity_field_is_no_identity(member: dict[str, Any]) -> None:
+    """JSON in a text, nested deeper than the stack, is as unreadable as any other text."""
+    request = read("chat_completions", messages=[USER], **member)
+    resolved = resolve({}, request.facts, "chat_completions", request_id="r")
+    assert resolved.identity.key.family == "request"
+
+
+@pytest.mark.parametrize("endpoint", ["chat_completions", "responses", "messages"])
+def test_nesting_at_the_edge_of_the_stack_is_an_answer(endpoint: Endpoint) -> None:
+    """Whatever the depth: a request, or a 400. The body is decoded in steps, and each has a stack of its own."""
+    seen = set()
+    for depth in range(900, 1010):
+        nested = "[" * depth + "]" * depth
+        for content in (nested, f'[{{"type":"x","a":{nested}}}]'):
+            body = f'{{"model":"m","%s":[{{"role":"user","content":{content}}}]}}'
+            try:
+                read_request(endpoint, (body % ("input" if endpoint == "responses" else "messages")).encode())
+                seen.add(200)
+            except RequestError as error:
+                seen.add(error.status)
+    assert seen == {200, 400}
+
+
+def test_numbers_are_cut_to_what_travels() -> None:
+    """The engine judges its own members; in our messages a number has 53 bits (JSON's readers hold no more)."""
+    huge = 10**400
+    request = read("chat_completions", messages=[USER], max_tokens=huge, priority=-huge)
+    assert (request.max_output_tokens, request.priority) == (LARGEST_NUMBER, -LARGEST_NUMBER)
+    hinted = read("responses", input="x", max_output_tokens=huge, nvext={"agent_hints": {"priority": 1 << 64}})
+    assert (hinted.max_output_tokens, hinted.priority) == (LARGEST_NUMBER, LARGEST_NUMBER)
+    assert read("messages", messages=[USER], max_tokens=huge).max_output_tokens == LARGEST_NUMBER

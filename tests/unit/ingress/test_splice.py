@@ -79,3 +79,10 @@ def test_anything_but_an_object_is_a_bug(body: bytes) -> None:
     """Bodies were decoded before they are spliced; anything else is a misuse, not a wrong result."""
     with pytest.raises(MisuseError):
         set_member(body, ("a", "b"), b"1")
+
+
+def test_nesting_deeper_than_the_stack_is_spliced() -> None:
+    """The scanner has no stack: a body that was read once can always be spliced."""
+    body = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b',"priority":1}'
+    assert set_member(body, ("priority",), b"9") == body.replace(b'"priority":1', b'"priority":9')
+    assert set_member(body, ("n",), b"9") == b'{"n":9,' + body[1:]

@@ -22,6 +22,9 @@ from web.errors import (
 )
 from web.headers import BODILESS, Headers, find
 
+MAX_HEAD_BYTES = 262_144
+"""Headers of an answer that are still coming; interim (1xx) answers count with them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
@@ -51,6 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._status = 0
         self._headers: Headers = []
         self._until_close = False
+        self._head_bytes = 0
         self._pieces: list[bytes] = []
         self.idle_since = 0.0
         self.answers = 0
@@ -71,6 +75,7 @@ class ClientConnection(asyncio.Protocol):
         assert self._transport is not None
         self._stream = stream
         self._headers = []
+        self._head_bytes = 0
         self._until_close = False
         if body and len(body) <= 65_536:
             self._transport.write(head + body)
@@ -87,12 +92,17 @@ class ClientConnection(asyncio.Protocol):
             return
         stream.bytes_received += len(data)
         problem: BadAnswerError | None = None
+        waiting_for_head = not stream.begun
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             problem = BadAnswerError("the server switched protocols unasked")
         except httptools.HttpParserError as error:
             problem = BadAnswerError(f"not an HTTP answer: {error}")
+        if waiting_for_head and not stream.begun:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and problem is None:
+                problem = BadAnswerError(f"the answer's headers are larger than {MAX_HEAD_BYTES} bytes")
         self._hand_over()
         if problem is not None:
             if self._stream is not None:

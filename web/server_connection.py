@@ -199,6 +199,7 @@ class ServerConnection(asyncio.Protocol):
         self._deaf = False
         self._head_bytes = 0
         self._in_head = True
+        self._upgrade_with_body = False
         self._target = b""
         self._headers: Headers = []
         self._body: list[bytes] = []
@@ -234,9 +235,12 @@ class ServerConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Served as plain HTTP/1.1 (the upgrade is ours to ignore); what follows on the wire is not for us.
-            self._deaf = True
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._upgrade_with_body:
+                self._parse_again(data[upgrade.args[0] :])
+            else:
+                # Served as plain HTTP/1.1 (the upgrade is ours to ignore); what follows on the wire is not for us.
+                self._deaf = True
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(400, "malformed_request")
@@ -275,6 +279,13 @@ class ServerConnection(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
+            length = find(self._headers, b"content-length")
+            self._upgrade_with_body = (
+                length not in (None, b"0") or find(self._headers, b"transfer-encoding") is not None
+            )
+            if self._upgrade_with_body:
+                return
         self._in_head = False
         if self._deaf:
             return
@@ -303,7 +314,7 @@ class ServerConnection(asyncio.Protocol):
         self._expect("body", self.server.limits.body_timeout_s)
 
     def on_message_complete(self) -> None:
-        if self._deaf:
+        if self._deaf or self._upgrade_with_body:
             return
         if len(self._queue) >= self.server.limits.pipelined:
             self._deaf = True
@@ -324,6 +335,21 @@ class ServerConnection(asyncio.Protocol):
         self._queued_bytes += len(body)
         self._queue.append(request)
         self._next()
+
+    def _parse_again(self, rest: bytes) -> None:
+        """A request that offers an upgrade and has a body (Java's HTTP client does: ``h2c``), as if it offered none.
+
+        The parser takes what follows such a head for the other protocol; ``rest`` is what came of it so far.
+        """
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        head = head_lines.lines(
+            b"%b %b HTTP/%b" % (method, self._target, version),
+            [(name, value) for name, value in self._headers if name.lower() != b"upgrade"],
+        )
+        self._upgrade_with_body = False
+        self._reset()
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
 
     # Our side
 

@@ -446,3 +446,21 @@ async def test_a_forged_header_is_refused_before_anything_is_sent() -> None:
             await client.fetch("GET", f"http://127.0.0.1:{server.port}", [(b"x", b"a\r\nb: c")], b"")
         assert client.opened == 0
         await client.close()
+
+
+async def test_headers_without_end_are_bounded() -> None:
+    """A server that sends header after header is given up long before the time-out."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK)
+        while True:
+            writer.write(b"x-more: " + b"m" * 8000 + b"\r\n")
+            await writer.drain()
+
+    async with scripted(script) as base:
+        client = HttpClient()
+        with pytest.raises(BadAnswerError, match="headers"):
+            await client.fetch("GET", base, [], b"", Timeouts(total_s=5))
+        await until(lambda: client.open_connections == 0)
+        await client.close()

@@ -374,3 +374,16 @@ async def test_connections_are_bounded() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert await second.rest() == b""
         assert server.refusals["too_many_connections"] == 1
+
+
+async def test_an_upgrade_that_is_offered_with_a_body_loses_nothing() -> None:
+    """Java's HTTP client offers `h2c` with its first POST: the body is read, and the connection goes on."""
+    offer = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
+    async with serving(echo) as server, raw_client(server.port) as client:
+        client.send(b"POST /u HTTP/1.1\r\n" + offer + b"content-length: 5\r\n\r\nhel")
+        client.send(b"lo")
+        assert (await client.answer())[2] == b"POST /u hello"
+        client.send(b"POST /c HTTP/1.1\r\n" + offer + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n")
+        client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.answer())[2] == b"POST /c ab"
+        assert (await client.answer())[2] == b"GET /next "

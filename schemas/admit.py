@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from schemas.base import Message
+from schemas.base import Count, Message, Number, Tokens
 from schemas.index import SourceHealth
 from schemas.session import RequestKind, SessionIdentity
 
@@ -20,10 +20,10 @@ class Grant(Message, frozen=True, kw_only=True, omit_defaults=True):
     grant_id: str
     request_id: str
     worker: str
-    rank: int
+    rank: Count
     owner: str
-    epoch: int
-    expires_ms: int
+    epoch: Number
+    expires_ms: Count
 
 
 class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,19 +36,19 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     model: str
     ingress: str
-    ingress_epoch: int
+    ingress_epoch: Number
     identity: SessionIdentity
-    received_ms: int
-    deadline_ms: int
-    attempt: int = 0
+    received_ms: Count
+    deadline_ms: Count
+    attempt: Count = 0
     kind: RequestKind = "turn"
     endpoint: str = "chat_completions"
-    input_tokens: int = 0
+    input_tokens: Tokens = 0
     tokens_from: Literal["tokenizer", "engine", "estimate"] = "estimate"
-    block_size: int = 0
+    block_size: Count = 0
     chain: bytes = b""
-    max_output_tokens: int | None = None
-    priority: int = 0
+    max_output_tokens: Number | None = None
+    priority: Number = 0
     excluded: tuple[str, ...] = ()
 
 
@@ -64,36 +64,36 @@ class Held(Message, frozen=True, kw_only=True, omit_defaults=True, tag="held"):
     """Wait: repeated at least once a second as keep-alive. ``place`` in line counts from 1."""
 
     request_id: str
-    epoch: int
+    epoch: Number
     reason: str
-    place: int = 0
+    place: Count = 0
 
 
 class Granted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="granted"):
     """Run now, on ``grant.worker`` at ``url``. ``priority`` is the engine's field, decided by admission."""
 
     request_id: str
-    epoch: int
+    epoch: Number
     grant: Grant
     url: str
     mode: DecisionMode = "policy"
     policy: str = "kv"
-    predicted_cached_tokens: int = 0
+    predicted_cached_tokens: Tokens = 0
     index_health: SourceHealth = "blind"
     index_reason: str | None = None
-    hold_ms: int = 0
+    hold_ms: Number = 0
     hold_reason: str | None = None
-    priority: int | None = None
+    priority: Number | None = None
 
 
 class Refused(Message, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
     """Not now (429/503 with ``retry_after_s``) or not here (404): ``status`` is what the client should see."""
 
     request_id: str
-    epoch: int
+    epoch: Number
     reason: str
-    status: int = 503
-    retry_after_s: int | None = None
+    status: Number = 503
+    retry_after_s: Number | None = None
 
 
 AdmitReply = Held | Granted | Refused

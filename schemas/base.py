@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -31,12 +31,22 @@ class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     source: str
-    epoch: int
-    seq: int
-    at_ms: int
+    epoch: Number
+    seq: Count
+    at_ms: Count
 
 
 M = TypeVar("M")
+
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
+"""A whole number that every reader of JSON can hold, and that can be said again: checked when a message is read."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+"""Few enough that the sum over all requests is still a number."""
+
+Sequence = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+"""A number of an engine's stream; -1: none yet."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a stranger's bytes raises: wrong syntax or types, wrong UTF-8, and nesting deeper than the stack."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from schemas.admit import DecisionMode, Grant
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message, Number, Tokens
 from schemas.index import SourceHealth, TierBlocks
 from schemas.session import RequestKind, SessionIdentity
 
@@ -15,11 +15,11 @@ class Candidate(Message, frozen=True, kw_only=True, omit_defaults=True):
     ``parts`` are its terms by name. ``excluded`` says why it could not be chosen."""
 
     worker: str
-    rank: int
+    rank: Count
     cost: float | None = None
     parts: dict[str, float] = msgspec.field(default_factory=dict)
     blocks: TierBlocks = TierBlocks()
-    open_grants: int = 0
+    open_grants: Count = 0
     health: SourceHealth = "blind"
     health_reason: str | None = None
     sticky: bool = False
@@ -32,20 +32,20 @@ class Decision(Fact, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     model: str
     worker: str
-    rank: int
+    rank: Count
     identity: SessionIdentity
     grant: Grant
-    attempt: int = 0
+    attempt: Count = 0
     kind: RequestKind = "turn"
     mode: DecisionMode = "policy"
     policy: str = "kv"
-    input_tokens: int = 0
-    block_size: int = 0
-    predicted_cached_tokens: int = 0
+    input_tokens: Tokens = 0
+    block_size: Count = 0
+    predicted_cached_tokens: Tokens = 0
     previous_worker: str | None = None
     index_health: SourceHealth = "blind"
     index_reason: str | None = None
-    hold_ms: int = 0
+    hold_ms: Number = 0
     hold_reason: str | None = None
-    decide_us: int = 0
+    decide_us: Number = 0
     candidates: tuple[Candidate, ...] = ()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message
 from schemas.session import SessionKey
 
 ActionType = Literal["pin", "retain", "prefetch", "demote", "share", "dereference"]
@@ -35,7 +35,7 @@ class HintCommand(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """``tg.v1.hint.<worker>``: what the hint planner asks of a worker. Soft: losing it changes timing only."""
 
     worker: str
-    rank: int
+    rank: Count
     session: SessionKey
     session_id: str
     envelope: HintEnvelope
@@ -57,7 +57,7 @@ class HintResult(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     worker: str
-    rank: int
+    rank: Count
     session: SessionKey
     message_id: str
     results: tuple[ActionResult, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message, Sequence
 from schemas.session import SessionKey
 
 SourceHealth = Literal["synced", "catching_up", "approximate", "blind"]
@@ -14,12 +14,12 @@ class IndexSource(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """``tg.v1.index.source.<worker>.<rank>``: how far an indexer trusts its picture of one source, on change."""
 
     worker: str
-    rank: int
+    rank: Count
     health: SourceHealth
     reason: str | None = None
     incarnation: str = ""
-    seq_applied: int = -1
-    blocks: int = 0
+    seq_applied: Sequence = -1
+    blocks: Count = 0
 
 
 class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,7 +30,7 @@ class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     model: str
-    block_size: int
+    block_size: Count
     chain: bytes
     salt_rule: str = "cache_salt"
     session: SessionKey | None = None
@@ -39,10 +39,10 @@ class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
 class TierBlocks(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks of the reachable prefix per tier; each position counts once, at its best tier."""
 
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    external: int = 0
+    device: Count = 0
+    host: Count = 0
+    disk: Count = 0
+    external: Count = 0
 
     @property
     def reach(self) -> int:
@@ -54,11 +54,11 @@ class WorkerMatch(Message, frozen=True, kw_only=True, omit_defaults=True):
     """One (worker, rank) of the pool: what it holds of the chain, and how far that can be trusted."""
 
     worker: str
-    rank: int
+    rank: Count
     blocks: TierBlocks = TierBlocks()
     health: SourceHealth = "synced"
     reason: str | None = None
-    resident_blocks: int = 0
+    resident_blocks: Count = 0
 
 
 class MatchReply(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,7 +85,7 @@ class SessionResidency(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     session: SessionKey | None = None
     frontier: str | None = None
-    depth: int = 0
+    depth: Count = 0
     parent: SessionKey | None = None
     sessions: tuple[SessionKey, ...] = ()
     resident: tuple[WorkerMatch, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.admit import DecisionMode
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message, Number, Tokens
 from schemas.session import RequestKind, SessionIdentity
 
 
@@ -14,17 +14,17 @@ class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     model: str
     identity: SessionIdentity
-    received_ms: int
+    received_ms: Count
     kind: RequestKind = "turn"
     endpoint: str = "chat_completions"
     worker: str | None = None
-    rank: int | None = None
+    rank: Count | None = None
     grant_id: str | None = None
-    grant_epoch: int | None = None
+    grant_epoch: Number | None = None
     mode: DecisionMode | None = None
-    input_tokens: int = 0
-    attempt: int = 0
-    predicted_cached_tokens: int = 0
+    input_tokens: Tokens = 0
+    attempt: Count = 0
+    predicted_cached_tokens: Tokens = 0
 
 
 class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,5 +33,5 @@ class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):
     ingress: str
     in_flight: tuple[InFlight, ...] = ()
     final: bool = False
-    part: int = 0
-    parts: int = 1
+    part: Count = 0
+    parts: Count = 1

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from schemas.base import BadMessageError, Message
+from schemas.base import BadMessageError, Count, Message, Number, Sequence
 
 Dialect = Literal["vllm", "sglang"]
+
+MAX_RANKS = 1024
+"""Ranks of one worker: everybody who hears of a worker walks over them."""
 
 _WORKER = "Tg-Worker"
 _RANK = "Tg-Rank"
@@ -28,12 +31,12 @@ class KvHeaders(Message, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     worker: str
-    rank: int
+    rank: Count
     incarnation: str
-    seq: int
+    seq: Sequence
     dialect: Dialect = "vllm"
-    part: int = 0
-    parts: int = 1
+    part: Count = 0
+    parts: Count = 1
     first: bool = False
 
     def to_headers(self) -> dict[str, str]:
@@ -69,7 +72,8 @@ class KvHeaders(Message, frozen=True, kw_only=True, omit_defaults=True):
                 parts=int(headers.get(_PARTS, "1")),
                 first=headers.get(_FIRST) == "1",
             )
-            if min(parsed.rank, parsed.seq, parsed.part) < 0 or parsed.part >= parsed.parts:
+            possible = 0 <= parsed.rank < MAX_RANKS and 0 <= parsed.seq < 1 << 63 and 0 <= parsed.part < parsed.parts
+            if not possible:
                 raise BadMessageError(f"KV batch headers: numbers that cannot be in {dict(headers)!r}")
             return parsed
         except (KeyError, ValueError) as error:
@@ -85,9 +89,9 @@ class SnapshotRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
 class RankMark(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Up to which batch of which incarnation a snapshot stands for one rank."""
 
-    rank: int
+    rank: Count
     incarnation: str
-    seq: int
+    seq: Sequence
 
 
 class SnapshotReply(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,6 +100,6 @@ class SnapshotReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     worker: str
     bucket: str = ""
     key: str = ""
-    size_bytes: int = 0
+    size_bytes: Number = 0
     marks: tuple[RankMark, ...] = ()
     error: str | None = None

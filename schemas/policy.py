@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.base import Message
+from schemas.base import Count, Message, Tokens
 from schemas.decision import Candidate
 from schemas.session import RequestKind, SessionIdentity
 
@@ -14,10 +14,10 @@ class RouteQuestion(Message, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     identity: SessionIdentity
     candidates: tuple[Candidate, ...]
-    choice: int
-    deadline_ms: int
+    choice: Count
+    deadline_ms: Count
     kind: RequestKind = "turn"
-    input_tokens: int = 0
+    input_tokens: Tokens = 0
     previous_worker: str | None = None
 
 
@@ -25,5 +25,5 @@ class RouteAnswer(Message, frozen=True, kw_only=True, omit_defaults=True):
     """``worker`` (and ``rank``, if the policy cares) must be one of the candidates. Empty worker: no opinion."""
 
     worker: str = ""
-    rank: int | None = None
+    rank: Count | None = None
     reason: str | None = None

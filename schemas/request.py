@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from schemas.admit import DecisionMode
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message, Number, Tokens
 from schemas.session import RequestKind, SessionIdentity
 
 Outcome = Literal[
@@ -26,10 +26,10 @@ Outcome = Literal[
 class Usage(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens as the engine reported them; ``estimated`` when it did not."""
 
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
+    reasoning_tokens: Tokens | None = None
     estimated: bool = False
 
 
@@ -39,7 +39,7 @@ class RequestAccepted(Fact, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     model: str
     identity: SessionIdentity
-    received_ms: int
+    received_ms: Count
     kind: RequestKind = "turn"
     endpoint: str = "chat_completions"
     stream: bool = False
@@ -52,8 +52,8 @@ class RequestDispatched(Fact, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     model: str
     worker: str
-    rank: int
-    attempt: int = 0
+    rank: Count
+    attempt: Count = 0
     mode: DecisionMode = "policy"
     grant_id: str | None = None
 
@@ -71,7 +71,7 @@ class RequestProgress(Fact, frozen=True, kw_only=True, omit_defaults=True):
 
     request_id: str
     model: str
-    chunks: int
+    chunks: Count
 
 
 class RequestEnd(Fact, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,13 +84,13 @@ class RequestEnd(Fact, frozen=True, kw_only=True, omit_defaults=True):
     kind: RequestKind = "turn"
     endpoint: str = "chat_completions"
     reason: str | None = None
-    status: int | None = None
+    status: Number | None = None
     worker: str | None = None
-    rank: int | None = None
+    rank: Count | None = None
     grant_id: str | None = None
     mode: DecisionMode | None = None
     usage: Usage = Usage()
-    predicted_cached_tokens: int | None = None
+    predicted_cached_tokens: Tokens | None = None
     finish_reason: str | None = None
     tool_names: tuple[str, ...] = ()
     total_ms: float | None = None

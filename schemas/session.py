@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message, Tokens
 
 RequestKind = Literal["turn", "title", "compaction", "count_tokens", "final"]
 """What a request is to its session. Only ``turn`` (and ``final``) may move the session's state: a side request
@@ -71,8 +71,8 @@ class SessionFact(Fact, frozen=True, kw_only=True, omit_defaults=True):
     parent: SessionKey | None = None
     model: str | None = None
     worker: str | None = None
-    rank: int | None = None
-    turns: int = 0
-    context_tokens: int = 0
+    rank: Count | None = None
+    turns: Count = 0
+    context_tokens: Tokens = 0
     reason: str | None = None
     numbers: dict[str, float] = msgspec.field(default_factory=dict)

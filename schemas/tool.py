@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from schemas.base import Fact
+from schemas.base import Count, Fact
 from schemas.session import SessionKey
 
 ToolStatus = Literal["running", "succeeded", "error", "cancelled"]
@@ -19,8 +19,8 @@ class ToolEvent(Fact, frozen=True, kw_only=True, omit_defaults=True):
     tool_call_id: str
     tool_class: str
     status: ToolStatus
-    started_at_ms: int | None = None
-    ended_at_ms: int | None = None
+    started_at_ms: Count | None = None
+    ended_at_ms: Count | None = None
     duration_ms: float | None = None
     error_type: str | None = None
     inferred: bool = False

@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from schemas.base import Fact, Message
+from schemas.base import Count, Fact, Message, Sequence
+from schemas.kv import MAX_RANKS
 
 Engine = Literal["vllm", "sglang", "simulated", "unknown"]
 WorkerHealth = Literal["starting", "ready", "unhealthy", "mismatch", "left"]
 """``mismatch``: its events contradict its profile (block size); placed by load only. ``left``: the last fact."""
 
 
-MAX_RANKS = 1024
-"""Ranks of one worker: everybody who hears of a worker walks over them."""
+MAX_MODELS = 1024
+"""Names of one worker's models."""
 
 RankNumber = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Size = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
 
@@ -30,11 +30,11 @@ class RankStream(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     rank: RankNumber
     incarnation: str
-    seq: int = -1
+    seq: Sequence = -1
     state: Literal["synced", "catching_up", "blind"] = "synced"
     reason: str | None = None
-    gaps: int = 0
-    rejected: int = 0
+    gaps: Count = 0
+    rejected: Count = 0
 
 
 class RankLoad(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,7 +55,7 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     url: str
     model: str
-    models: tuple[str, ...] = ()
+    models: Annotated[tuple[str, ...], Meta(max_length=MAX_MODELS)] = ()
     engine: Engine = "unknown"
     engine_version: str | None = None
     ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1

@@ -38,6 +38,9 @@ SWEEP_S = 1.0
 DEAF_S = 1.0
 """A pause between ticks longer than this means that we did not listen: nobody's silence counts."""
 
+MAX_REASONS = 32
+"""Reasons of cancelled asks that are told apart: they are the sender's words."""
+
 
 class Core:
     """The admission service without I/O. ``choose`` draws uniformly below n; ``instance`` names us in facts."""
@@ -117,7 +120,8 @@ class Core:
         if record is not None and record.ingress != cancel.ingress:
             self.state.counters.cancels["not_its_owner"] += 1
             return []
-        self.state.counters.cancels[cancel.reason] += 1
+        cancels = self.state.counters.cancels
+        cancels[cancel.reason if cancel.reason in cancels or len(cancels) < MAX_REASONS else "other"] += 1
         if cancel.reason == "client_disconnect":
             self.state.requests.cancel(cancel.request_id, now)
         return self.deciding.cancelled(cancel, now)

@@ -76,6 +76,10 @@ class AdmissionMetrics(Collector):
             "predicted_cached_tokens", "Prompt tokens predicted to be cached.", counters.predicted_cached_tokens
         )
         yield _total("admitted_input_tokens", "Prompt tokens of granted turns.", counters.input_tokens)
+        yield _total("admission_workers_refused", "Facts of workers beyond the bound.", self._core.state.fleet.refused)
+        yield _total(
+            "admission_requests_refused", "Requests beyond the bound on known ones.", self._core.state.requests.refused
+        )
         yield _total("requests_vanished", "Requests that no fact named any more.", counters.vanished)
         yield _totals("grants", "Grants.", "mode", counters.grants)
         yield _totals("sticky_placements", "Turns by what became of the previous worker.", "outcome", counters.sticky)

@@ -18,6 +18,10 @@ REMEMBER_S = 60.0
 """How long an ended or cancelled request is remembered, in seconds."""
 REMEMBER_MOST = 131_072
 
+MAX_REQUESTS = 131_072
+MAX_LIVES = 4096
+"""Open requests, and lives of ingresses, known at a time; more is taken for a broken sender."""
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -68,6 +72,7 @@ class RequestTable:
         self._newest: dict[str, int] = {}
         self._over: OrderedDict[str, float] = OrderedDict()
         self._cancelled: OrderedDict[str, float] = OrderedDict()
+        self.refused = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -91,19 +96,27 @@ class RequestTable:
         """A fact of this ingress came."""
         life = self._epochs.get((ingress, epoch))
         if life is None:
+            if len(self._epochs) >= MAX_LIVES:
+                return
             life = self._epochs[ingress, epoch] = IngressEpoch(ingress, epoch, now)
         life.seen = now
         if epoch > self._newest.get(ingress, -1):
             self._newest[ingress] = epoch
 
     def note(self, record: RequestRecord) -> RequestRecord | None:
-        """The known record of this request, or this one from now on; ``None`` when the request is over.
+        """The known record of this request, or this one from now on; ``None`` when the request is over, or beyond the
+        bounds (counted in ``refused``).
 
         The ingress must have been `heard`.
         """
         if record.request_id in self._over:
             return None
         known = self._records.get(record.request_id)
+        if (record.ingress, record.ingress_epoch) not in self._epochs or (
+            known is None and len(self._records) >= MAX_REQUESTS
+        ):
+            self.refused += 1
+            return None
         if known is None:
             self._records[record.request_id] = record
             self._epochs[record.ingress, record.ingress_epoch].requests.add(record.request_id)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schemas.worker import RankLoad, WorkerHealth, WorkerState
 from services.admission.cost import Load
 from services.admission.grants import Ledger, RankAccount
+
+MAX_WORKERS = 4096
+MAX_MODELS = 65_536
+"""Workers at a time, and names of models remembered; more is taken for a broken sender."""
 
 PLACEABLE: frozenset[WorkerHealth] = frozenset({"ready", "mismatch"})
 """``mismatch`` (its events contradict its profile) is placed by load only: the index calls it blind."""
@@ -35,13 +40,14 @@ class Worker:
 
 
 class Fleet:
-    """Workers by name and by the models they serve."""
+    """Workers by name and by the models they serve. ``refused``: facts of workers beyond `MAX_WORKERS`."""
 
     def __init__(self, foreign_request_tokens: int) -> None:
         self._foreign_request_tokens = foreign_request_tokens
         self._workers: dict[str, Worker] = {}
         self._by_model: dict[str, list[Worker]] = {}
         self._models_seen: set[str] = set()
+        self.refused = 0
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -58,7 +64,7 @@ class Fleet:
 
     def known(self, model: str) -> bool:
         """Whether any worker has ever served this model."""
-        return model in self._models_seen
+        return model in self._by_model or model in self._models_seen
 
     @property
     def models_seen(self) -> int:
@@ -70,11 +76,14 @@ class Fleet:
         if state.health == "left":
             self.remove(state.worker)
             return before is not None
+        if before is None and len(self._workers) >= MAX_WORKERS:
+            self.refused += 1
+            return False
         restarted = before is not None and before.state.incarnation != state.incarnation
         foreign = {load.rank: self._foreign(state, load, ledger.mark(state.worker, load.rank)) for load in state.loads}
         if before is None:
-            self._workers[state.worker] = Worker(state, now, foreign)
-            self._index()
+            worker = self._workers[state.worker] = Worker(state, now, foreign)
+            self._enter(worker)
         else:
             reindex = before.state.profile != state.profile
             before.state, before.seen, before.foreign = state, now, foreign
@@ -107,12 +116,16 @@ class Fleet:
         )
 
     def _index(self) -> None:
-        by_model: dict[str, list[Worker]] = {}
+        self._by_model = {}
         for worker in sorted(self._workers.values(), key=lambda each: each.name):
-            for model in dict.fromkeys((worker.state.profile.model, *worker.state.profile.models)):
-                by_model.setdefault(model, []).append(worker)
-        self._by_model = by_model
-        self._models_seen.update(by_model)
+            self._enter(worker)
+
+    def _enter(self, worker: Worker) -> None:
+        for model in dict.fromkeys((worker.state.profile.model, *worker.state.profile.models)):
+            insort(self._by_model.setdefault(model, []), worker, key=lambda each: each.name)
+            if len(self._models_seen) >= MAX_MODELS:
+                self._models_seen.clear()  # of what is not served any more, remembering is a courtesy
+            self._models_seen.add(model)
 
 
 def load_of(worker: Worker, rank: int, ledger: Ledger) -> Load:

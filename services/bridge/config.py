@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from bus.errors import SettingsError
 from bus.settings import CommonSettings
-from schemas.worker import MAX_RANKS
+from schemas.kv import MAX_RANKS
 from services.bridge.endpoints import RankSource, from_settings, host_of
 from services.bridge.errors import BadEndpointError
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from schemas.base import UNDECODABLE
-from schemas.worker import MAX_RANKS
+from schemas.kv import MAX_RANKS
 from services.bridge.errors import BadEndpointError
 
 _TCP = re.compile(r"^tcp://(?P<host>\[[^\]]*\]|[^:\[\]]*):(?P<port>\d{1,5})$")

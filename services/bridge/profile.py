@@ -15,7 +15,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.base import UNDECODABLE
-from schemas.worker import MAX_RANKS, Engine, RankLoad
+from schemas.kv import MAX_RANKS
+from schemas.worker import MAX_MODELS, Engine, RankLoad
 from services.bridge.errors import ScrapeError
 
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -31,7 +32,6 @@ _LOAD_FIELDS: dict[str, str] = {
 }
 _SGLANG_BLOCK_SIZE = "sglang:page_size"
 _SGLANG_KV_TOKENS = "sglang:max_total_num_tokens"
-MAX_MODELS = 1000
 MAX_NAME_CHARACTERS = 1024
 """Names travel in a fact every second: a longer one is none."""
 

@@ -64,7 +64,8 @@ from services.indexer.sessions import HASH_BYTES, SessionTable
 from services.indexer.source import Source, Worker
 
 MAX_WORKERS = 4096
-"""Workers beyond this are not taken in: somebody makes up names."""
+MAX_SOURCES = 16_384
+"""Workers, and ranks of all of them, beyond this are not taken in: somebody makes up names."""
 
 MAX_SESSIONS = 1000
 """Sessions named in one answer about a block."""
@@ -251,6 +252,9 @@ class IndexerCore:
             ranks = self.sources[worker] = {}
         source = ranks.get(rank)
         if source is None:
+            if sum(map(len, self.sources.values())) >= MAX_SOURCES:
+                self.counters.refused += 1
+                return None
             source = ranks[rank] = Source.new(worker, rank, self._limits, self._rules, now)
         return source
 

@@ -13,6 +13,12 @@ from schemas.kv import KvHeaders
 MAX_PARTS = 64
 """Parts of one batch; more is taken for a broken sender (64 x 8 MiB)."""
 
+_OVERHEAD_BYTES = 1024
+"""About what an unfinished batch, or a piece of one, costs besides its bytes."""
+
+MAX_OPEN_BYTES = 512 * 1024 * 1024
+"""Bytes of all unfinished batches together; over it the oldest is thrown away."""
+
 
 @dataclass(slots=True)
 class _Unfinished:
@@ -27,6 +33,7 @@ class PartsAssembler:
     """At most one unfinished batch per (worker, rank). ``discarded`` counts the batches thrown away."""
 
     discarded: int = 0
+    open_bytes: int = 0
     _open: dict[tuple[str, int], _Unfinished] = field(default_factory=dict)
 
     def add(self, headers: KvHeaders, payload: bytes) -> bytes | None:
@@ -44,6 +51,7 @@ class PartsAssembler:
                 self.discarded += 1
                 return None
             self._open[key] = _Unfinished(headers.incarnation, headers.seq, headers.parts, [payload])
+            self._grown(len(payload))
             return None
         if waiting is None:
             # The batch was thrown away at an earlier part (or its start was lost); one count per batch.
@@ -58,17 +66,27 @@ class PartsAssembler:
         if not follows:
             self._discard(key)
             return None
-        waiting.pieces.append(payload)
-        if len(waiting.pieces) < waiting.parts:
+        if len(waiting.pieces) + 1 < waiting.parts:
+            waiting.pieces.append(payload)
+            self._grown(len(payload))
             return None
-        del self._open[key]
-        return b"".join(waiting.pieces)
+        return b"".join([*self._close(key), payload])
+
+    def _grown(self, size: int) -> None:
+        self.open_bytes += size + _OVERHEAD_BYTES
+        while self.open_bytes > MAX_OPEN_BYTES:
+            self._discard(next(iter(self._open)))
 
     def forget(self, worker: str) -> None:
         """The worker is gone; so are its unfinished batches."""
         for key in [key for key in self._open if key[0] == worker]:
-            del self._open[key]
+            self._close(key)
 
     def _discard(self, key: tuple[str, int]) -> None:
-        del self._open[key]
+        self._close(key)
         self.discarded += 1
+
+    def _close(self, key: tuple[str, int]) -> list[bytes]:
+        pieces = self._open.pop(key).pieces
+        self.open_bytes -= sum(len(piece) + _OVERHEAD_BYTES for piece in pieces)
+        return pieces

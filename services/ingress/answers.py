@@ -142,6 +142,10 @@ class _ResponsesEvent(_Response):
     response: _Response | None = None
 
 
+MAX_TOKENS = 1 << 40
+"""An engine that reports more, or less than none, reports nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """One API's answers: which bytes make an event worth decoding, how to decode it, how to read it."""
@@ -287,7 +291,9 @@ class AnswerReader:
             "cached_tokens": cached if cached is not None else usage.cache_read_input_tokens,
             "reasoning_tokens": of_output.reasoning_tokens if of_output else None,
         }
-        self._usage.update({name: number for name, number in said.items() if number is not None and number >= 0})
+        self._usage.update(
+            {name: number for name, number in said.items() if number is not None and 0 <= number < MAX_TOKENS}
+        )
 
     def _take_tool(self, choice: int, index: int, call_id: str | None, name: str | None) -> None:
         """An entry starts with the first chunk that has an id or a name; the first one of each is kept."""

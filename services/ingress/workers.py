@@ -10,6 +10,7 @@ from schemas.worker import WorkerState
 PLACEABLE = frozenset({"ready", "mismatch"})
 """Health in which a worker takes requests; ``mismatch`` is placed by load only."""
 
+MAX_WORKERS = 4096
 MAX_MODELS = 4096
 """Models that are remembered after their last worker left, so that they are answered 503, not 404."""
 
@@ -47,6 +48,8 @@ class Workers:
             return
         if state.health == "left":
             self._heard.pop(state.worker, None)
+            return
+        if known is None and len(self._heard) >= MAX_WORKERS:
             return
         self._heard[state.worker] = _Heard(state, now)
         for model in _models_of(state):

@@ -38,7 +38,8 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 @dataclass(slots=True)
 class SubscriberCounters:
-    """Messages since the start. ``dropped``: the hand-over queue was full. ``malformed``: not topic, seq, payload."""
+    """Messages since the start. ``dropped``: the hand-over queue was full. ``malformed``: not topic, seq, payload, or
+    no number of a stream."""
 
     received: int = 0
     dropped: int = 0
@@ -164,7 +165,7 @@ class EventSubscriber:
             except zmq.Again:
                 return False
             self.counters.received += 1
-            if len(frames) != _DATA_FRAMES or len(frames[1]) != 8:
+            if len(frames) != _DATA_FRAMES or len(frames[1]) != 8 or frames[1][0] & 0x80:
                 self.counters.malformed += 1
                 continue
             drained.append(EngineBatch(source.rank, int.from_bytes(frames[1], "big"), frames[2]))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.kv import KvHeaders
-from services.indexer.parts import MAX_PARTS, PartsAssembler
+from services.indexer.parts import MAX_OPEN_BYTES, MAX_PARTS, PartsAssembler
 
 
 def part(seq: int, number: int, parts: int, incarnation: str = "1.0", rank: int = 0) -> KvHeaders:
@@ -84,3 +84,18 @@ def test_what_comes_out_was_sent_whole(batches: list[int], lost: set[int]) -> No
         if whole:
             expected.append(b"".join(bytes([seq, number]) for number in range(count)))
     assert out == expected
+
+
+def test_batches_that_are_never_completed_are_bounded() -> None:
+    """Whoever starts batches and never ends them fills a bound; the oldest of them makes room."""
+    parts = PartsAssembler()
+    size = MAX_OPEN_BYTES // 8
+    piece = bytes(size)
+    for rank in range(20):
+        assert parts.add(part(0, 0, 2, rank=rank), piece) is None
+        assert parts.open_bytes <= MAX_OPEN_BYTES
+    assert parts.discarded == 13
+    assert parts.add(part(0, 1, 2, rank=0), b"late") is None
+    assert parts.add(part(0, 1, 2, rank=19), b"end") == piece + b"end"
+    parts.forget("w")
+    assert parts.open_bytes == 0

@@ -382,3 +382,11 @@ def test_a_whole_answer_that_is_no_json() -> None:
     counted = AnswerReader("count_tokens")
     counted.read_body(b'{"input_tokens": 12}')
     assert (counted.facts().usage, counted.facts().complete) == (Usage(), True)
+
+
+@pytest.mark.parametrize("number", ["-1", "1" + "0" * 400, str(1 << 40), "1.5", '"9"', "true"])
+def test_impossible_usage_is_no_usage(number: str) -> None:
+    """What an engine reports goes into facts and rows: a number that cannot be is left out, the rest stands."""
+    reader = AnswerReader("chat_completions")
+    reader.read_body(b'{"choices":[],"usage":{"prompt_tokens":%b}}' % number.encode())
+    assert reader.facts().usage.input_tokens is None

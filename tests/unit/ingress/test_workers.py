@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
 from services.ingress.placement import place
-from services.ingress.workers import Workers
+from services.ingress.workers import MAX_WORKERS, Workers
 
 
 def state(
@@ -147,3 +147,12 @@ def test_placement_spreads_sessions() -> None:
         counts[key] = counts.get(key, 0) + 1
     assert len(counts) == 8
     assert all(83 < count < 167 for count in counts.values())
+
+
+def test_made_up_workers_are_bounded() -> None:
+    """Somebody who makes up names fills the table only up to its bound; the workers that are in it stay."""
+    workers = heard(*(state(f"w{number}", model=f"m{number % 7}") for number in range(MAX_WORKERS + 10)))
+    assert len(workers) == MAX_WORKERS
+    workers.hear(state("w0", 1, health="unhealthy"), 0.0)
+    assert workers.get("w0") is not None
+    assert names(workers, "m0")[:1] == ["w1001"]

@@ -53,3 +53,14 @@ def test_a_worker_with_impossible_numbers_is_a_bad_message(profile: bytes, more:
     assert from_json(STATE % (b"", b""), WorkerState).profile.ranks == 1
     with pytest.raises(BadMessageError):
         from_json(STATE % (profile, more), WorkerState)
+
+
+@pytest.mark.parametrize(
+    "number", [b"1%b" % (b"0" * 400), b"9007199254740993", b"-1", b"1.5", b'"1"', b"true", b"null"]
+)
+@pytest.mark.parametrize("field", [b"seq", b"at_ms"])
+def test_numbers_that_cannot_be_said_again_are_bad_messages(number: bytes, field: bytes) -> None:
+    """What is read is added up and said again: JSON's readers hold 53 bits, and MessagePack 64."""
+    payload = (STATE % (b"", b"")).replace(b'"%b":' % field, b'"%b":%b,"x":' % (field, number))
+    with pytest.raises(BadMessageError):
+        from_json(payload, WorkerState)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from schemas.base import BadMessageError, Message, from_json, from_msgpack
-from schemas.worker import MAX_RANKS, WorkerState
+from schemas.kv import MAX_RANKS
+from schemas.worker import WorkerState
 
 STATE = (
     b'{"source":"s","epoch":1,"seq":0,"at_ms":1,"worker":"w","incarnation":"","health":"ready",'

@@ -195,7 +195,7 @@ class IngressCore:
             input_tokens=record.input_tokens,
             tokens_from=record.tokens_from,
             block_size=tokens.block_size if tokens else 0,
-            chain=tokens.chain if tokens else b"",
+            chain=tokens.cached_as if tokens else b"",
             max_output_tokens=record.request.max_output_tokens,
             priority=record.request.priority,
             excluded=record.excluded,

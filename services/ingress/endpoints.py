@@ -81,7 +81,8 @@ Prompt = ChatPrompt | TextPrompt | TokensPrompt
 class ClientRequest:
     """One request as read. ``body`` is the client's own; ``prompt`` is ``None`` where it cannot be scored (a batch, a
     stored previous response). ``choices``: how many answers are asked for. ``usage_asked``: the client will see usage
-    in its stream; ``stream_options``: the body has that member, as an object."""
+    in its stream; ``stream_options``: the body has that member, as an object. ``cache_salt``: the namespace in which
+    the engine caches the prompt (spec: engine-events §3)."""
 
     endpoint: Endpoint
     model: str
@@ -93,6 +94,7 @@ class ClientRequest:
     max_output_tokens: int | None = None
     usage_asked: bool = True
     priority: int = 0
+    cache_salt: str | None = None
 
 
 class _Nvext(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,6 +140,7 @@ class _Body(msgspec.Struct, kw_only=True):
 
 class _ChatBody(_Body, kw_only=True):
     messages: list[msgspec.Raw]
+    cache_salt: Any = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     chat_template_kwargs: msgspec.Raw = _NULL
@@ -147,12 +150,14 @@ class _ChatBody(_Body, kw_only=True):
 
 class _CompletionsBody(_Body, kw_only=True):
     prompt: str | list[int | str | list[int]]
+    cache_salt: Any = None
     max_tokens: int | None = None
     add_special_tokens: bool = True
 
 
 class _ResponsesBody(_Body, kw_only=True):
     input: msgspec.Raw
+    cache_salt: Any = None
     instructions: msgspec.Raw = _NULL
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
@@ -233,6 +238,7 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         max_output_tokens=_first_number(body.max_completion_tokens, body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
         priority=_priority(body),
+        cache_salt=_salt(body.cache_salt),
     )
 
 
@@ -250,6 +256,7 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         max_output_tokens=_first_number(body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
         priority=_priority(body),
+        cache_salt=_salt(body.cache_salt),
     )
 
 
@@ -272,6 +279,7 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_output_tokens),
         priority=_priority(body),
+        cache_salt=_salt(body.cache_salt),
     )
 
 
@@ -430,6 +438,11 @@ def _priority(body: _Body) -> int:
         return _bounded(body.priority)
     hinted = _member(body.nvext.agent_hints, "priority") if body.nvext else None
     return _bounded(hinted) if isinstance(hinted, int) and not isinstance(hinted, bool) else 0
+
+
+def _salt(given: Any) -> str | None:
+    """A text; anything else, and the empty text, is for the engine to refuse."""
+    return given if isinstance(given, str) and given else None
 
 
 def _given(raw: msgspec.Raw) -> msgspec.Raw | None:

@@ -15,7 +15,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -35,15 +35,28 @@ Encode = Callable[[list[str]], list[list[int]]]
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
     """``tokens``: ids, u32 little-endian. ``chain``: chain hashes of the full blocks of ``block_size`` tokens, u64
-    little-endian; both are empty where the block size is not known (0)."""
+    little-endian; both are empty where the block size is not known (0). ``salted``: the chain under the request's
+    cache salt, where it has one; rows hash without it."""
 
     tokens: bytes
     block_size: int = 0
     chain: bytes = b""
+    salted: bytes | None = None
 
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def cached_as(self) -> bytes:
+        """The chain under which an engine keeps these blocks."""
+        return self.chain if self.salted is None else self.salted
+
+    def under(self, salt: str | None) -> PromptTokens:
+        """The same prompt in the namespace of ``salt``. Spec: index-and-routing §1.1."""
+        if not salt or not self.block_size:
+            return self
+        return replace(self, salted=chain_hashes(self.tokens, self.block_size, salt=salt))
 
     def replay_hashes(self) -> tuple[int, ...]:
         """The chain with the partial tail block hashed like a full one: ceil(tokens / block size) hashes (spec:

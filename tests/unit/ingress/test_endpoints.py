@@ -270,3 +270,18 @@ def test_numbers_are_cut_to_what_travels() -> None:
     hinted = read("responses", input="x", max_output_tokens=huge, nvext={"agent_hints": {"priority": 1 << 64}})
     assert (hinted.max_output_tokens, hinted.priority) == (LARGEST_NUMBER, LARGEST_NUMBER)
     assert read("messages", messages=[USER], max_tokens=huge).max_output_tokens == LARGEST_NUMBER
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("chat_completions", {"messages": [USER]}),
+        ("completions", {"prompt": "x"}),
+        ("responses", {"input": "x"}),
+    ],
+)
+def test_a_cache_salt_is_read_where_engines_read_it(endpoint: Endpoint, body: dict[str, object]) -> None:
+    """A text is the prompt's namespace; anything else is for the engine to refuse."""
+    assert read(endpoint, **body, cache_salt="tenant-a").cache_salt == "tenant-a"
+    assert [read(endpoint, **body, cache_salt=bad).cache_salt for bad in ("", None, 3, ["a"])] == [None] * 4
+    assert read(endpoint, **body).cache_salt is None

@@ -170,6 +170,17 @@ def test_replay_hashes_of_known_tokens() -> None:
     assert from_ids([1], 2).replay_hashes() == sequence_hashes_with_tail(pack_tokens([1]), 2)
 
 
+def test_a_salt_moves_the_chain_and_not_the_row() -> None:
+    """An engine keeps a salted prompt's blocks under other hashes; rows of traces hash without the salt."""
+    plain = from_ids(range(10), 4)
+    salted = plain.under("tenant-a")
+    assert plain.under(None) is plain.under("") is plain
+    assert plain.cached_as == plain.chain
+    assert salted.cached_as == chain_hashes(plain.tokens, 4, salt="tenant-a") != plain.chain
+    assert (salted.chain, salted.replay_hashes()) == (plain.chain, plain.replay_hashes())
+    assert from_ids(range(10), None).under("tenant-a").cached_as == b""
+
+
 def test_cutting() -> None:
     """Pieces begin with a special token, the longer of two that fit; nothing is lost or empty."""
     cutter = Cutter(["<a>", "<a><b>", ""])

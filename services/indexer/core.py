@@ -59,7 +59,7 @@ from services.indexer.events import (
     WorkerSeen,
 )
 from services.indexer.parity import ParityRules
-from services.indexer.parts import PartsAssembler
+from services.indexer.parts import UNFINISHED_S, PartsAssembler
 from services.indexer.sessions import HASH_BYTES, SessionTable
 from services.indexer.source import Source, Worker
 
@@ -232,7 +232,7 @@ class IndexerCore:
     # Batches and streams
 
     def _batch(self, headers: KvHeaders, payload: bytes, now: float, effects: list[IndexerEffect]) -> None:
-        whole = self.parts.add(headers, payload)
+        whole = self.parts.add(headers, payload, now)
         if whole is None:
             return
         source = self._source(headers.worker, headers.rank, now)
@@ -419,6 +419,7 @@ class IndexerCore:
             if wake_at is not None and now >= wake_at:
                 self._feed(source, StreamTick(), now, effects)
                 self._tell(source, now, effects)
+        self.parts.expire(now - UNFINISHED_S)
         limit = now - self._settings.worker_lost_s
         lost = [name for name, worker in self.workers.items() if worker.heard_at < limit]
         strays = [

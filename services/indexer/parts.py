@@ -16,6 +16,9 @@ MAX_PARTS = 64
 _OVERHEAD_BYTES = 1024
 """About what an unfinished batch, or a piece of one, costs besides its bytes."""
 
+UNFINISHED_S = 10.0
+"""The parts of a batch follow each other at once; a batch without a next part for this long is thrown away."""
+
 MAX_OPEN_BYTES = 512 * 1024 * 1024
 """Bytes of all unfinished batches together; over it the oldest is thrown away."""
 
@@ -25,6 +28,7 @@ class _Unfinished:
     incarnation: str
     seq: int
     parts: int
+    touched: float
     pieces: list[bytes] = field(default_factory=list)
 
 
@@ -36,8 +40,8 @@ class PartsAssembler:
     open_bytes: int = 0
     _open: dict[tuple[str, int], _Unfinished] = field(default_factory=dict)
 
-    def add(self, headers: KvHeaders, payload: bytes) -> bytes | None:
-        """One message; the whole batch once it is complete, else ``None``."""
+    def add(self, headers: KvHeaders, payload: bytes, now: float) -> bytes | None:
+        """One message at Unix time ``now``; the whole batch once it is complete, else ``None``."""
         key = (headers.worker, headers.rank)
         waiting = self._open.get(key)
         if headers.parts == 1:
@@ -50,7 +54,7 @@ class PartsAssembler:
             if not 1 < headers.parts <= MAX_PARTS:
                 self.discarded += 1
                 return None
-            self._open[key] = _Unfinished(headers.incarnation, headers.seq, headers.parts, [payload])
+            self._open[key] = _Unfinished(headers.incarnation, headers.seq, headers.parts, now, [payload])
             self._grown(len(payload))
             return None
         if waiting is None:
@@ -68,6 +72,7 @@ class PartsAssembler:
             return None
         if len(waiting.pieces) + 1 < waiting.parts:
             waiting.pieces.append(payload)
+            waiting.touched = now
             self._grown(len(payload))
             return None
         return b"".join([*self._close(key), payload])
@@ -81,6 +86,11 @@ class PartsAssembler:
         """The worker is gone; so are its unfinished batches."""
         for key in [key for key in self._open if key[0] == worker]:
             self._close(key)
+
+    def expire(self, untouched_since: float) -> None:
+        """Throw away batches of which nothing has come after ``untouched_since`` (Unix seconds)."""
+        for key in [key for key, waiting in self._open.items() if waiting.touched <= untouched_since]:
+            self._discard(key)
 
     def _discard(self, key: tuple[str, int]) -> None:
         self._close(key)

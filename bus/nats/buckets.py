@@ -7,6 +7,7 @@ here (it waits for ever for a chunk that an overwriting put has purged).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
@@ -20,6 +21,7 @@ from nats.js.object_store import ObjectStore as RawObjectStore
 from bus.answers import STATUS
 from bus.errors import KeyMissingError, NoRespondersError, StreamError, WrongRevisionError
 from bus.interface import KeyEntry
+from bus.nats.pull import SETTLE_S
 from bus.nats.streams import API_TIMEOUT_S, OrderedReader
 from bus.validation import check_publish_subject
 
@@ -92,6 +94,7 @@ class NatsKeyValue:
         try:
             ack = await self._bus.js.publish(subject, value, headers or None, API_TIMEOUT_S)
         except NoRespondersError:
+            await asyncio.sleep(SETTLE_S)
             await self._ensure()
             ack = await self._bus.js.publish(subject, value, headers or None, API_TIMEOUT_S)
         return ack.seq

@@ -28,7 +28,7 @@ from bus.errors import (
 )
 from bus.interface import StoredRow
 from bus.log import EventLog
-from bus.nats.pull import Pull, RowPlace
+from bus.nats.pull import SETTLE_S, Pull, RowPlace
 from bus.subjects import TRACE_STREAM, TRACE_SUBJECTS
 from schemas.base import UNDECODABLE
 
@@ -163,8 +163,12 @@ class JetStream:
             await self.ensure_trace_stream()
         try:
             ack = await self.publish(subject, payload, headers, timeout_s)
+        except BusTimeoutError:
+            self._trace_stream_seen = False
+            raise
         except NoRespondersError:
             # The stream went while we were connected; it is made again once.
+            await asyncio.sleep(SETTLE_S)
             await self.ensure_trace_stream()
             try:
                 ack = await self.publish(subject, payload, headers, timeout_s)
@@ -221,6 +225,7 @@ class NatsConsumer:
     async def _mended(self, pause_s: float) -> bool:
         """Make the consumer again; ``False`` after ``pause_s`` when that is not possible now."""
         log.info("consumer_recreated", durable=self._durable, reason=self._pull.broken)
+        await self._pull.settle()
         try:
             await self.open()
         except (NotConnectedError, BusTimeoutError, StreamError) as error:
@@ -313,6 +318,7 @@ class OrderedReader:
                 return None
             if self._pull.broken is not None:
                 restarts = self.restarts
+                await self._pull.settle()
                 try:
                     await self.open()
                 except (NotConnectedError, BusTimeoutError, StreamError) as error:

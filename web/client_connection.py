@@ -98,7 +98,8 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             problem = BadAnswerError("the server switched protocols unasked")
         except httptools.HttpParserError as error:
-            problem = BadAnswerError(f"not an HTTP answer: {error}")
+            found = error.__context__
+            problem = found if isinstance(found, BadAnswerError) else BadAnswerError(f"not an HTTP answer: {error}")
         if waiting_for_head and not stream.begun:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and problem is None:
@@ -137,6 +138,8 @@ class ClientConnection(asyncio.Protocol):
         if 100 <= status < 200:
             self._headers = []
             return
+        if not 200 <= status <= 599:
+            raise BadAnswerError(f"the answer's status is {status}")
         self._status = status
         headers, self._headers = self._headers, []
         self._until_close = (

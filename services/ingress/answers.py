@@ -142,6 +142,12 @@ class _ResponsesEvent(_Response):
     response: _Response | None = None
 
 
+MAX_CHARACTERS = 256
+MAX_TOOLS = 256
+MAX_PLACE = 1 << 31
+"""Bounds on an engine's words (reasons, ids and names of tools), its tool calls and their places, for they go into
+facts and rows."""
+
 MAX_TOKENS = 1 << 40
 """An engine that reports more, or less than none, reports nothing."""
 
@@ -199,8 +205,8 @@ class AnswerReader:
         """What is known so far."""
         return AnswerFacts(
             usage=msgspec.convert(self._usage, Usage),
-            finish_reason=self._finish,
-            stop_reason=self._stop,
+            finish_reason=_cut(self._finish),
+            stop_reason=_cut(self._stop),
             tool_calls=tuple(
                 ToolCall(choice_index=choice, tool_call_index=index, id=call_id, name=name)
                 for (choice, index), (call_id, name) in self._tools.items()
@@ -299,8 +305,12 @@ class AnswerReader:
         """An entry starts with the first chunk that has an id or a name; the first one of each is kept."""
         if call_id is None and name is None:
             return
+        if not (0 <= choice < MAX_PLACE and 0 <= index < MAX_PLACE):
+            return
+        if (choice, index) not in self._tools and len(self._tools) >= MAX_TOOLS:
+            return
         known_id, known_name = self._tools.get((choice, index), (None, None))
-        self._tools[choice, index] = (known_id or call_id, known_name or name)
+        self._tools[choice, index] = (known_id or _cut(call_id), known_name or _cut(name))
 
     def _take_error(self, error: Any) -> None:
         if error is None or self._error is not None:
@@ -308,6 +318,10 @@ class AnswerReader:
         if isinstance(error, dict):
             error = error.get("type") or error.get("code") or "error"
         self._error = str(error)[:100]
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None else text[:MAX_CHARACTERS]
 
 
 _CHAT = _Form(

@@ -464,3 +464,19 @@ async def test_headers_without_end_are_bounded() -> None:
             await client.fetch("GET", base, [], b"", Timeouts(total_s=5))
         await until(lambda: client.open_connections == 0)
         await client.close()
+
+
+@pytest.mark.parametrize("status", ["000", "999", "600"])
+async def test_a_status_that_is_none_is_a_bad_answer(status: str) -> None:
+    """What is passed on to a client must be a status: 200 to 599."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n".encode())
+        await writer.drain()
+
+    async with scripted(script) as base:
+        client = HttpClient()
+        with pytest.raises(BadAnswerError, match="status"):
+            await client.fetch("GET", base, [], b"", Timeouts(total_s=5))
+        await client.close()

@@ -35,7 +35,7 @@ def test_a_missing_part_discards_the_batch_once() -> None:
     for follower in (part(4, 2, 3), part(5, 0, 1), part(5, 0, 2), part(4, 1, 3, "2.0"), part(4, 1, 2)):
         parts = PartsAssembler()
         parts.add(part(4, 0, 3), b"a", 0.0)
-        parts.add(follower, b"z")
+        parts.add(follower, b"z", 0.0)
         assert parts.discarded == 1
 
 

@@ -6,13 +6,14 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.request import Usage
 from schemas.trace import ToolCall
-from services.ingress.answers import AnswerFacts, AnswerReader
+from services.ingress.answers import MAX_CHARACTERS, MAX_TOOLS, AnswerFacts, AnswerReader
 from services.ingress.errors import EventTooLargeError
 from services.ingress.sse import EventStream
 
@@ -390,3 +391,16 @@ def test_impossible_usage_is_no_usage(number: str) -> None:
     reader = AnswerReader("chat_completions")
     reader.read_body(b'{"choices":[],"usage":{"prompt_tokens":%b}}' % number.encode())
     assert reader.facts().usage.input_tokens is None
+
+
+def test_an_engines_words_are_cut() -> None:
+    """Reasons and tool calls go into facts and rows, which must fit into a message (one row per request)."""
+    call = {"id": "i" * 5000, "function": {"name": "n" * 5_000_000}}
+    calls = [{"index": 10**400, **call}, {"index": -1, **call}, *({"index": at, **call} for at in range(2))]
+    calls += [{"index": at, "function": {"name": "n"}} for at in range(2, 5000)]
+    choice = {"index": 0, "finish_reason": "f" * 5_000_000, "stop_reason": 10**400, "message": {"tool_calls": calls}}
+    reader = AnswerReader("chat_completions")
+    reader.read_body(json.dumps({"choices": [choice], "error": "e" * 5_000_000}).encode())
+    assert len(msgspec.json.encode(reader.facts())) < 100_000
+    assert len(reader.facts().tool_calls) == MAX_TOOLS
+    assert reader.facts().finish_reason == "f" * MAX_CHARACTERS

@@ -17,6 +17,9 @@ from schemas.session import RequestKind, SessionIdentity, SessionKey
 FactState = Literal["opened", "acting", "closed"]
 """The transitions that the bus is told."""
 
+MAX_ID_CHARACTERS = 256 * 1024 * 1024
+"""Of all sessions together: ids are the client's, and a header may have tens of thousands of characters."""
+
 MOVES_SESSION: frozenset[RequestKind] = frozenset({"turn", "final"})
 
 
@@ -79,10 +82,13 @@ class SessionChange:
 
 
 class SessionTable:
-    """Sessions by key, the longest untouched first. Bounded: the longest idle one is closed for a new one."""
+    """Sessions by key, the longest untouched first. Bounded, in number and in the characters of all ids together (an id
+    may have any length): the longest idle ones are closed for a new one."""
 
-    def __init__(self, max_sessions: int) -> None:
+    def __init__(self, max_sessions: int, max_id_characters: int = MAX_ID_CHARACTERS) -> None:
         self._max_sessions = max_sessions
+        self._max_id_characters = max_id_characters
+        self.id_characters = 0
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
 
     def __len__(self) -> int:
@@ -105,10 +111,12 @@ class SessionTable:
         changes: list[SessionChange] = []
         session = self._sessions.get(identity.key)
         if session is None:
-            changes += self._make_room()
+            changes += self._make_room(_id_characters(identity))
             session = self._sessions[identity.key] = Session(identity, model, now)
             changes.append(SessionChange(session, "opened"))
+            self.id_characters += _id_characters(identity)
         self._touch(session, now)
+        self.id_characters += _id_characters(identity) - _id_characters(session.identity)
         session.identity, session.model = identity, model
         session.state = TRANSITIONS[session.state, SessionEvent.TURN_BEGAN]
         session.in_flight += 1
@@ -151,7 +159,7 @@ class SessionTable:
         single = session.identity.key.family == "request"
         if session.final or single:
             session.state = TRANSITIONS[session.state, SessionEvent.FINAL_TURN_ENDED]
-            del self._sessions[key]
+            self._drop(key)
             return [SessionChange(session, "closed", "single_request" if single else "final", numbers)]
         session.state = TRANSITIONS[session.state, SessionEvent.LAST_TURN_ENDED]
         return [SessionChange(session, "acting", reason, numbers)]
@@ -169,7 +177,7 @@ class SessionTable:
         """Close sessions untouched since ``idle_since`` (Unix seconds) that have nothing in flight."""
         changes: list[SessionChange] = []
         for key, session in list(self._idle(idle_since)):
-            del self._sessions[key]
+            self._drop(key)
             changes.append(self._expired(session, "idle"))
         return changes
 
@@ -182,14 +190,22 @@ class SessionTable:
                 idle.append((key, session))
         return idle
 
-    def _make_room(self) -> list[SessionChange]:
-        if len(self._sessions) < self._max_sessions:
-            return []
-        for key, session in self._sessions.items():
-            if session.in_flight == 0:
-                del self._sessions[key]
-                return [self._expired(session, "table_full")]
-        return []  # all have turns in flight: the bound on open requests is the bound here
+    def _make_room(self, characters: int) -> list[SessionChange]:
+        changes: list[SessionChange] = []
+        while self._is_full_with(characters):
+            idle = next(((key, session) for key, session in self._sessions.items() if session.in_flight == 0), None)
+            if idle is None:
+                break  # all have turns in flight: the bound on open requests is the bound here
+            self._drop(idle[0])
+            changes.append(self._expired(idle[1], "table_full"))
+        return changes
+
+    def _is_full_with(self, characters: int) -> bool:
+        full = len(self._sessions) >= self._max_sessions
+        return full or self.id_characters + characters > self._max_id_characters
+
+    def _drop(self, key: SessionKey) -> None:
+        self.id_characters -= _id_characters(self._sessions.pop(key).identity)
 
     @staticmethod
     def _expired(session: Session, reason: str) -> SessionChange:
@@ -199,3 +215,10 @@ class SessionTable:
     def _touch(self, session: Session, now: float) -> None:
         session.touched = now
         self._sessions.move_to_end(session.identity.key)
+
+
+def _id_characters(identity: SessionIdentity) -> int:
+    key, parent = identity.key, identity.parent
+    texts = (key.tenant, key.root, key.agent, identity.session_id, identity.parent_session_id, identity.turn_id)
+    known = sum(len(text) for text in texts if text is not None)
+    return known + (len(parent.root) + len(parent.agent) if parent is not None else 0)

@@ -126,3 +126,19 @@ def test_a_lost_worker_is_forgotten_by_every_session() -> None:
     assert table.forget_worker("a") == 2
     workers = [session.worker for name in ("s1", "s2", "s3") if (session := table.get(identity(name).key))]
     assert workers == [None, "b", None]
+
+
+def test_ids_of_any_length_are_bounded_together() -> None:
+    """Clients choose their ids, up to a whole header: the longest idle sessions make room, and the sum is exact."""
+    table = SessionTable(1000, max_id_characters=20_000)
+    for number in range(50):
+        who = identity(f"{number}".ljust(1000, "x"))
+        closed = table.begin_turn(who, "m", "turn", float(number))[:-1]
+        assert all(change.reason == "table_full" for change in closed)
+        table.end_turn(who.key, "turn", NONE, 0, "completed", float(number))
+        assert table.id_characters <= 20_000
+    assert 5 <= len(table) <= 10
+    table.begin_turn(who, "m", "final", 60.0)
+    table.end_turn(who.key, "final", NONE, 0, "completed", 61.0)
+    table.expire(100.0)
+    assert (len(table), table.id_characters) == (0, 0)

@@ -31,6 +31,8 @@ from web.server import HttpServer, ServerLimits
 log = EventLog(__name__)
 
 TICK_S = 1.0
+BUS_ANSWERS_S = 0.75
+"""A bus that needs longer for a round trip is taken for away: together with a tick well below `worker_lost_s`."""
 
 
 class IngressService:
@@ -191,9 +193,19 @@ class IngressService:
     async def _tick(self) -> None:
         """Once a second: who is in flight, and how far the streams are."""
         while True:
-            self._dispatcher.deliver(Tick(connected=self._bus.connected))
+            self._dispatcher.deliver(Tick(connected=await self._hears()))
             self._dispatcher.progress()
             await asyncio.sleep(TICK_S)
+
+    async def _hears(self) -> bool:
+        """Whether the bus answers now: on one that hangs, the workers' silence is not theirs."""
+        if not self._bus.connected:
+            return False
+        try:
+            await self._bus.flush(timeout_s=BUS_ANSWERS_S)
+        except BusError:
+            return False
+        return True
 
     def _on_worker_state(self, message: BusMessage) -> None:
         try:

@@ -336,3 +336,17 @@ async def test_the_bus_goes_away_and_requests_are_still_served(stage: Stage) -> 
         assert (row.outcome, row.decision_mode) == ("completed", "fallback")
     bus = await connect(stage.nats.url, name="check", timeout_s=10)
     await bus.close()
+
+
+async def test_a_bus_that_hangs_is_an_outage_too(stage: Stage) -> None:
+    """C9 without a broken connection: while NATS is stopped dead, no worker counts as silent, and no request fails."""
+    async with stage.door(worker_lost_s=3.0) as door:
+        stage.nats.pause()
+        paused = time.monotonic()
+        statuses = []
+        try:
+            while time.monotonic() < paused + 4.5:  # longer than a worker may be silent
+                statuses.append((await door.post(chat())).status)
+        finally:
+            stage.nats.resume()
+        assert set(statuses) == {200}

@@ -70,6 +70,7 @@ class RecorderCore:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """One event at Unix time ``now``; the effects in the order in which they must happen."""
+        self._batch_since_s = min(self._batch_since_s, now)  # a clock that is set back must not delay a flush
         if isinstance(event, RowReceived):
             effects = self._row_received(event, now)
         elif isinstance(event, MemberWritten):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import threading
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,8 @@ class Recovered:
 
 
 class FileSink:
-    """Segments of one prefix in one directory. Blocking: the caller runs it in a thread.
+    """Segments of one prefix in one directory. Blocking: the caller runs it in a thread; `close` waits for an `append`
+    that is under way, and a closed sink takes nothing.
 
     Raises `SinkTakenError` and `SinkError` from `open`, `SinkError` from `append` and `close`.
     """
@@ -36,6 +39,9 @@ class FileSink:
         self._lock = -1
         self._file = -1
         self._open_segment = -1
+        self._end = 0
+        self._busy = threading.Lock()
+        self._opened = False
 
     @property
     def open_segment(self) -> int:
@@ -47,41 +53,35 @@ class FileSink:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            return self._recover(window)
+            recovered = self._recover(window)
         except OSError as error:
             raise SinkError(f"cannot open {self._directory}: {error}") from error
+        self._opened = True
+        return recovered
 
     def append(self, index: int, lines: bytes) -> int:
         """Write ``lines`` as one member of segment ``index``; returns its compressed bytes. All or nothing."""
         data = segment.member(lines)
-        try:
-            if index != self._open_segment:
-                self._close_file()
-                self._open_file(index)
-            start = os.fstat(self._file).st_size
+        with self._busy:
             try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(self._file, view) :]
-            except OSError:
-                os.ftruncate(self._file, start)
-                raise
-            if self._fsync == "member":
-                os.fsync(self._file)
-        except OSError as error:
-            raise SinkError(f"cannot write {self._path(index)}: {error}") from error
+                if not self._opened:
+                    raise SinkError(f"{self._directory} is closed")
+                self._use(index)
+                self._write(data)
+            except OSError as error:
+                raise SinkError(f"cannot write {self._path(index)}: {error}") from error
         return len(data)
 
     def close(self) -> None:
         """Sync and close the segment, let the prefix go."""
-        try:
-            self._close_file()
-        except OSError as error:
-            raise SinkError(f"cannot close {self._path(self._open_segment)}: {error}") from error
-        finally:
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+        with self._busy:
+            self._opened = False
+            try:
+                self._close_file()
+            except OSError as error:
+                raise SinkError(f"cannot close a segment in {self._directory}: {error}") from error
+            finally:
+                self._release_lock()
 
     def _path(self, index: int) -> Path:
         return self._directory / segment.segment_name(self._prefix, index)
@@ -92,14 +92,47 @@ class FileSink:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self._release_lock()
+            raise SinkTakenError(f"another recorder writes {self._prefix!r} in {self._directory}") from error
+
+    def _release_lock(self) -> None:
+        if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-            raise SinkTakenError(f"another recorder writes {self._prefix!r} in {self._directory}") from error
+
+    def _use(self, index: int) -> None:
+        """Segment ``index`` is open and has a name: somebody may have removed it, and rows must not go nowhere."""
+        if index == self._open_segment and os.fstat(self._file).st_nlink:
+            return
+        self._close_file()
+        if not self._directory.exists():
+            self._directory.mkdir(parents=True)
+            self._release_lock()  # that of the removed directory
+        if self._lock < 0:
+            self._take_lock()
+        self._open_file(index)
+
+    def _write(self, data: bytes) -> None:
+        """All of ``data`` after the last whole member, or nothing."""
+        if os.fstat(self._file).st_size != self._end:
+            os.ftruncate(self._file, self._end)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._file, view) :]
+            if self._fsync == "member":
+                os.fsync(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):  # then the next try begins with it
+                os.ftruncate(self._file, self._end)
+            raise
+        self._end += len(data)
 
     def _open_file(self, index: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path(index), flags, 0o644)
         self._open_segment = index
+        self._end = os.fstat(self._file).st_size
         if self._fsync != "never":
             directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -80,6 +80,8 @@ class RecorderService:
             _, late = await asyncio.wait({self._recording}, timeout=timeout_s * 0.9)
             if late:
                 log.error("drain_timed_out", timeout_s=timeout_s)
+                self._recording.cancel()
+                await asyncio.wait({self._recording}, timeout=timeout_s * 0.1)
         if self._consumer is not None:
             await self._consumer.close()
         if self._file is not None:

@@ -9,6 +9,8 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -21,6 +23,7 @@ from schemas.trace import RequestMetrics, TraceRow
 from services.recorder.segment import segment_indices, segment_name, unwrap
 from tests.support.nats import NatsServer
 from tests.support.processes import HelperProcess, python_process, settings_arguments
+from tidegate.supervisor.ports import PortPicker
 
 StartRecorder = Callable[..., AbstractAsyncContextManager[HelperProcess]]
 
@@ -203,6 +206,41 @@ async def test_the_bus_may_be_killed_and_come_back(
         await wait_recorded(process, directory, 100)
         assert await process.stop() == 0
     assert sorted(recorded(directory)) == names(100)
+
+
+async def test_a_disk_that_refuses_holds_rows_back_and_loses_none(
+    bus: NatsBus, start: StartRecorder, tmp_path: Path
+) -> None:
+    """While nothing can be written the process says so on /readyz and rows stay in the stream; a stop in that state
+    ends in time, and what was held back is written once when the disk takes it again."""
+    directory = tmp_path / "traces"
+    port = PortPicker().pick()
+    async with start(stop_timeout_s=2.0, http_port=port) as process:
+        await publish(bus, 0, 5)
+        await wait_recorded(process, directory, 5)
+        directory.rename(tmp_path / "away")
+        directory.write_text("a file stands where the directory was")
+        (tmp_path / "away" / segment_name("tidegate", 0)).unlink()
+        await publish(bus, 5, 5)
+        await process.wait_said("write_failed")
+        status, reason = await asyncio.to_thread(ask_ready, port)
+        assert status == 503
+        assert "sink_failed" in reason
+        assert await process.stop() == 0
+        assert "drain_timed_out" in process.stderr
+    directory.unlink()
+    async with start("second") as process:
+        await wait_recorded(process, directory, 5)
+        assert await process.stop() == 0
+    assert sorted(recorded(directory)) == sorted(f"r{number}" for number in range(5, 10))
+
+
+def ask_ready(port: int) -> tuple[int, str]:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
 
 
 async def publish_when_back(bus: NatsBus, first: int, count: int) -> None:

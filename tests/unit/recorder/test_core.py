@@ -49,6 +49,14 @@ def test_a_batch_is_flushed_by_age_and_by_size() -> None:
     assert len(writes(core.handle(RowReceived(row(2, size=1_000), token=2), 20.0))) == 1
 
 
+def test_a_clock_that_is_set_back_does_not_delay_a_flush() -> None:
+    """The wall clock goes back an hour while a row waits: it is flushed an interval later, not an hour later."""
+    core = RecorderCore(RULES, first_segment=0, opened_s=0.0)
+    core.handle(RowReceived(row(1), token=1), 10_000.0)
+    assert core.handle(TimePassed(), 6_400.0) == []
+    assert len(writes(core.handle(TimePassed(), 6_401.0))) == 1
+
+
 def test_timestamp_counts_from_the_opening() -> None:
     """The envelope's timestamp is milliseconds since the sink opened (spec: record envelope on disk)."""
     core = RecorderCore(RULES, first_segment=0, opened_s=100.0)

@@ -227,3 +227,11 @@ def test_unknown_items_are_not_counted(item: Any) -> None:
     """An item we do not know: no tokens, a named error (C6)."""
     with pytest.raises(TemplateError):
         conversation_of(prompt("responses", input=[item]))
+
+
+@pytest.mark.parametrize("calls", [7, "x", {"a": 1}, True])
+def test_tool_calls_that_are_no_list_cannot_be_rendered(calls: object) -> None:
+    """Bad input is the client's, not a bug of ours: scoring is skipped, and nothing is logged with a traceback."""
+    template = ChatTemplate("{{ messages[0].content }}", {}, lambda form: form)
+    with pytest.raises(TemplateError, match="tool_calls"):
+        template.render([{"role": "assistant", "content": "x", "tool_calls": calls}])

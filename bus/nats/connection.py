@@ -137,6 +137,7 @@ class NatsBus:
         self._dropped = 0
         self._dialled = False
         self._opened = False
+        self._subscribed = False
         self._closed = False
         self._failures = 0
         self._logged_at = 0.0
@@ -174,6 +175,7 @@ class NatsBus:
         self._dialled = self._opened = True
         self._failures = 0
         await self.client.subscribe(self._replies.subject, cb=self._replies.deliver)
+        self._subscribed = True
         log.info("bus_connected", url=redact("url", self._url), max_payload=self.client.max_payload)
 
     async def _on_error(self, error: Exception) -> None:
@@ -206,6 +208,7 @@ class NatsBus:
         return None, self._backoff_s()
 
     async def _on_disconnected(self) -> None:
+        self._subscribed = False
         if not self._closed:
             self._logged_at = asyncio.get_running_loop().time()
             log.warning("bus_disconnected", url=redact("url", self._url))
@@ -214,6 +217,7 @@ class NatsBus:
         self.changed.set()
 
     async def _on_reconnected(self) -> None:
+        self._subscribed = True
         self._failures = 0
         log.info("bus_reconnected", url=redact("url", self._url), reconnects=self.client.stats["reconnects"])
         self.changed.set()
@@ -228,7 +232,8 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        return self.client.is_connected and not self._closed
+        # nats-py calls itself connected before it has subscribed again, when answers would still be lost.
+        return self._subscribed and self.client.is_connected and not self._closed
 
     @property
     def max_payload(self) -> int:

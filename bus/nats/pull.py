@@ -30,6 +30,7 @@ _NO_MESSAGES, _TIMED_OUT, _CONFLICT, _HEARTBEAT = "404", "408", "409", "100"
 class RowPlace(msgspec.Struct, frozen=True):
     """A row's place, as its acknowledgement subject tells it."""
 
+    consumer: str
     delivered: int
     stream_seq: int
     consumer_seq: int
@@ -40,7 +41,8 @@ def place_of(reply: str) -> RowPlace:
     """Parse ``$JS.ACK.…`` (9 tokens, or 11 and more with domain and account)."""
     tokens = reply.split(".")
     first = 4 if len(tokens) == 9 else 6
-    return RowPlace(int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first + 4]))
+    numbers = [int(tokens[first + place]) for place in (0, 1, 2, 4)]
+    return RowPlace(tokens[first - 1], *numbers)
 
 
 def _is_deleted(headers: Mapping[str, str]) -> bool:
@@ -68,13 +70,15 @@ class Pull:
         self._deleted = False
 
     async def attach(self, consumer: str) -> None:
-        """Pull from ``consumer`` from now on; whatever an earlier one still sends is ignored."""
-        await self.detach()
+        """Pull from ``consumer`` from now on; rows of another are ignored. Rows that an earlier request of the same
+        consumer still brings are as good as any: the server would give them again only after ``ack_wait_s``."""
         self._consumer = consumer
-        # Not one of `Replies`: pulled messages come to the inbox under the subject they were stored with.
-        self._inbox = self._bus.client.new_inbox()
-        self._subscription = await self._bus.client.subscribe(self._inbox, cb=self._receive)
-        self._bus.js.pulls.add(self)
+        self._asked = 0
+        if self._subscription is None:
+            # Not one of `Replies`: pulled messages come to the inbox under the subject they were stored with.
+            self._inbox = self._bus.client.new_inbox()
+            self._subscription = await self._bus.client.subscribe(self._inbox, cb=self._receive)
+            self._bus.js.pulls.add(self)
         self.broken = None
 
     async def detach(self) -> None:
@@ -95,7 +99,8 @@ class Pull:
         if expires_s >= 2 * HEARTBEAT_S:
             request["idle_heartbeat"] = int(HEARTBEAT_S * 1e9)
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        if not self._bus.send(subject, msgspec.json.encode(request), self._inbox, None):
+        # A request that waited in the buffer of a lost connection would take rows when nobody waits for them.
+        if not self._bus.connected or not self._bus.send(subject, msgspec.json.encode(request), self._inbox, None):
             self.fail("bus_down")
 
     async def wait(self, timeout_s: float) -> None:
@@ -122,9 +127,11 @@ class Pull:
         status = headers.get(STATUS)
         if status is None:
             place = place_of(message.reply)
+            if place.consumer != self._consumer:
+                return
             row = StoredRow(message.subject, message.data, headers, place.stream_seq, place.delivered, message.reply)
             self.rows.append((row, place))
-            self._asked -= 1
+            self._asked = max(0, self._asked - 1)
         elif status == _HEARTBEAT:
             return
         elif status in (_NO_MESSAGES, _TIMED_OUT) or (status == _CONFLICT and not _is_deleted(headers)):

@@ -67,4 +67,4 @@ async def test_a_task_that_does_not_stop_is_named(caplog: pytest.LogCaptureFixtu
 )
 def test_place_of_a_row(reply: str) -> None:
     """Both forms of the acknowledgement subject: without and with domain and account."""
-    assert place_of(reply) == RowPlace(delivered=2, stream_seq=40, consumer_seq=3, pending=7)
+    assert place_of(reply) == RowPlace(consumer="recorder", delivered=2, stream_seq=40, consumer_seq=3, pending=7)

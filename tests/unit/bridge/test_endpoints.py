@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.worker import MAX_RANKS
+from schemas.kv import MAX_RANKS
 from services.bridge.endpoints import (
     RankSource,
     as_seen_from_here,

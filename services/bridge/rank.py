@@ -161,8 +161,13 @@ class RankFeed:
             self.base = base
             self._name(f"{base}.0", now)
             self._fresh = True
+            self._seen_ranks.clear()
             if known:
                 out += self._feed(Restarted(), now)
+            if known and self.suspect_since is None and self.source.replay:
+                # Its batches went on nameless and are forgotten now: read them again, from its start.
+                self._fresh = False
+                out += self._feed(Connected(), now)
         if self.suspect_since is None or not self.connected or asked_at < self.suspect_since:
             return out
         if not self.source.replay:

@@ -352,3 +352,35 @@ def test_what_is_forwarded_is_what_was_published(actions: list[tuple[str, bool]]
             assert published[effect.incarnation.partition(".")[0]][effect.seq] == effect.payload
             assert effect.seq == 0 or effect.first is False or not effect.incarnation.endswith(".0")
     assert last[at.feed.incarnation] == seq
+
+
+def test_a_new_process_does_not_inherit_a_port_collision() -> None:
+    """User case A13, put right: the engine is started again with a port for each rank, and its stream counts again."""
+    at = world()
+    at.connect()
+    at.feed.stated_rank(0)
+    at.feed.stated_rank(1)
+    at.feed.disconnected(at.now)
+    at.restart()
+    at.connect()
+    at.publish(0)
+    at.feed.stated_rank(0)
+    assert at.feed.state() == ("synced", None)
+
+
+def test_process_named_late_is_read_from_its_start() -> None:
+    """Batches that went on nameless belong to a new process: once it is named, its history is read at once."""
+    at = world()
+    at.connect()
+    at.publish(0)
+    at.feed.disconnected(at.now)
+    at.restart()
+    at.feed.connected_now(at.now)
+    for seq in range(3):
+        at.publish(seq)
+    at.tick(6.0)
+    assert at.feed.suspect_since is None
+    at.identify()
+    name = f"{at.started_ms}.0"
+    assert [number for incarnation, number in at.forwarded() if incarnation == name] == [0, 1, 2]
+    assert at.feed.state() == ("synced", None)

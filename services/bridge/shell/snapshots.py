@@ -1,7 +1,8 @@
 """Answers ``tg.v1.kv.snapshot.<worker>``: the index's dump into the object store, its place and marks to the asker.
 
 Askers who come while a dump is being written are answered together by the next one, and an unchanged index is not
-written again. Dumps go round through `SLOTS` keys, so that one is not overwritten while somebody reads it.
+written again within `REUSE_S`: later the store may have lost it, and only who fetches it would notice. Dumps go round
+through `SLOTS` keys, so that one is not overwritten while somebody reads it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from schemas.kv import RankMark, SnapshotReply
 log = EventLog(__name__)
 
 SLOTS = 4
+REUSE_S = 1.0
+"""How long a dump that has been written is taken to be still there."""
+
 MAX_WAITING = 256
 
 Dump = Callable[[], tuple[bytes, tuple[RankMark, ...]]]
@@ -40,6 +44,7 @@ class SnapshotDesk:
         self._asked = asyncio.Event()
         self._slot = 0
         self._last: SnapshotReply | None = None
+        self._written_at = float("-inf")
         self.written = 0
         self.refused = 0
 
@@ -64,7 +69,8 @@ class SnapshotDesk:
 
     async def _answer(self) -> SnapshotReply:
         marks = self._marks()
-        if self._last is not None and self._last.marks == marks:
+        loop = asyncio.get_running_loop()
+        if self._last is not None and self._last.marks == marks and loop.time() - self._written_at < REUSE_S:
             return self._last
         dump, marks = self._dump()
         self._slot = (self._slot + 1) % SLOTS
@@ -75,6 +81,7 @@ class SnapshotDesk:
             log.warning("snapshot_not_written", worker=self._worker, reason=error.reason, size=len(dump))
             return SnapshotReply(worker=self._worker, error=error.reason)
         self.written += 1
+        self._written_at = loop.time()
         self._last = SnapshotReply(
             worker=self._worker,
             bucket=subjects.OBJECTS_SNAPSHOTS,

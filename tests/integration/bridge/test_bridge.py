@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from bus import subjects
+from bus.errors import KeyMissingError
 from bus.interface import Bus
 from bus.nats import connect
 from kvcore.events import decode_batch
@@ -408,6 +409,29 @@ async def test_snapshot_is_the_engines_index(url: str, bus: Bus) -> None:
         assert restored.content() == expected.content()
         assert len(expected.content()["w", 0]) == 1
         assert service.snapshots_written == 1
+
+
+async def test_snapshot_that_the_store_lost_is_written_again(url: str, bus: Bus) -> None:
+    """A store that came back empty: who asks a bridge of an idle engine gets a snapshot that is there, before long."""
+    stream = await Stream.of(bus)
+    objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+    async with ScriptedEngine(block_size=4) as engine, running_bridge(engine, url):
+        await engine.publish(block(0))
+        await stream.until_numbers(1)
+
+        async def key() -> str:
+            question = to_json(SnapshotRequest(indexer="test"))
+            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
+            return from_json(answer.payload, SnapshotReply).key
+
+        async def readable() -> bool:
+            try:
+                return bool(await objects.get(await key()))
+            except KeyMissingError:
+                return False
+
+        await objects.delete(await key())
+        await until_async(readable, "a snapshot that can be fetched")
 
 
 async def test_hints_are_answered(url: str, bus: Bus) -> None:

@@ -152,6 +152,10 @@ class StreamRecovery:
         running = self._fetching and token == self._token and incarnation not in self._retired
         return running and (incarnation != self.incarnation or seq >= self.last)
 
+    def forget_retired(self) -> None:
+        """The publisher is another process: it may use a name again that was over for the old one."""
+        self._retired.clear()
+
     # Batches
 
     def _live(self, batch: LiveBatch, now: float) -> None:

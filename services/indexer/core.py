@@ -350,6 +350,9 @@ class IndexerCore:
             return
         worker = Worker.new(state, now)
         self.workers[name] = worker
+        if known is not None and known.state.epoch != state.epoch:
+            for known_source in self.sources[name].values():
+                known_source.machine.forget_retired()
         if known is None or known.models != worker.models:
             self._pools.clear()
         for rank in range(state.profile.ranks):
@@ -378,6 +381,10 @@ class IndexerCore:
         self.parts.forget(worker)
         self._queue.forget(worker)
         self._pools.clear()
+        for counted in (self.predicted, self.reported):
+            counted.pop(worker, None)
+        for key in [key for key in self.gaps if key[0] == worker]:
+            del self.gaps[key]
 
     def _drop(self, source: Source, reason: str, now: float, effects: list[IndexerEffect]) -> None:
         del self.sources[source.worker][source.rank]

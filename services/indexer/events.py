@@ -65,7 +65,7 @@ class RequestEnded:
 class Tick:
     """Time passes, several times a second: silent workers are lost, postponed snapshots are asked for.
 
-    ``connected``: whether the bus is there; while it is not, silence says nothing.
+    ``connected``: whether the bus is there and could be listened to; while not, silence says nothing.
     """
 
     connected: bool = True

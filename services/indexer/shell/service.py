@@ -192,6 +192,11 @@ class IndexerService:
         return reply, dump
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
         while True:
-            self._handle(Tick(self._bus.connected))
+            # After a long block of the loop heartbeats are still unread: nobody may be taken for silent yet.
+            listened = loop.time() - due < self._settings.worker_lost_s / 2
+            self._handle(Tick(self._bus.connected and listened))
+            due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)

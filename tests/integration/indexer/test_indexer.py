@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,19 @@ async def test_leaving_and_silence(url: str, bus: Bus) -> None:
         async with running_bridge(engine, url):
             await until_applied(indexer, 0)
             assert (await ask_one(bus, tokens(1))).blocks.reach == 1
+
+
+async def test_an_indexer_that_could_not_listen_loses_nobody(url: str, bus: Bus) -> None:
+    """While its loop is busy (a large snapshot), heartbeats wait unread: that silence is its own, not the workers'."""
+    facts = await Watcher.of(bus, subjects.index_source("w", 0))
+    async with ScriptedEngine(block_size=BLOCK) as engine, running_indexer(url, worker_lost_s=0.5) as indexer:
+        await engine.publish(batch(stored([1], tokens(1))))
+        async with running_bridge(engine, url):
+            await until_applied(indexer, 0)
+            time.sleep(0.8)  # noqa: ASYNC251 - the loop is to be blocked
+            heard_at = indexer.core.workers["w"].heard_at
+            await until(lambda: indexer.core.workers["w"].heard_at > heard_at + 0.5, "heard again")
+            assert ("blind", "lost") not in health_facts(facts)
 
 
 async def test_parity_alarm(url: str, bus: Bus) -> None:

@@ -61,6 +61,7 @@ class Bridge:
     index: PrefixIndex = field(default_factory=PrefixIndex)
     now: float = 100.0
     facts: int = 0
+    epoch: int = 1
     first: bool = True
     asked: list[AskSnapshot] = field(default_factory=list)
     out: list[IndexerEffect] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Bridge:
         }
         return WorkerState(
             source="bridge-w",
-            epoch=1,
+            epoch=self.epoch,
             seq=self.facts,
             at_ms=0,
             worker=self.worker,
@@ -453,3 +454,51 @@ def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) 
         at.tick(0.5)
     assert at.content() == at.expected()
     assert at.match().health == "synced"
+
+
+def test_a_bridge_that_began_again_may_use_a_name_again() -> None:
+    """A bridge killed before it could note its last incarnation names an older one: it is followed, not ignored."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+    at.restart("1000.1700")
+    at.publish(stored(1))
+    at.restart("1000.0")
+    at.epoch = 2
+    for number in (2, 3):
+        at.publish(stored(number))
+    for _ in range(5):
+        at.beat()
+        at.answer()
+        at.tick(0.5)
+    assert at.content() == at.expected()
+    assert (at.match(3).blocks.reach, at.match(3).health) == (1, "synced")
+
+
+def test_counts_of_a_worker_go_with_it() -> None:
+    """Workers come and go under new names for months: nothing of one that is gone stays."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+    at.publish(stored(1), heard=False)
+    at.publish(stored(2))
+    at.answer()
+    end = RequestEnd(
+        source="ingress-1",
+        epoch=1,
+        seq=0,
+        at_ms=0,
+        request_id="r",
+        model="tiny",
+        identity=SessionIdentity(key=SessionKey(root="s"), session_id="s"),
+        outcome="completed",
+        worker="w",
+        rank=0,
+        predicted_cached_tokens=4,
+        usage=Usage(input_tokens=8, cached_tokens=4),
+    )
+    at.give(RequestEnded(end))
+    core = at.core
+    assert core.gaps["w", "restored"] == core.predicted["w"] // 4 == 1
+    at.beat("left")
+    assert (dict(core.gaps), dict(core.predicted), dict(core.reported)) == ({}, {}, {})

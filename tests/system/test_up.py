@@ -147,13 +147,17 @@ async def test_the_demo_runs_against_a_running_system(system: RunningSystem, tmp
 
 
 async def test_engines_and_a_bus_that_run_already_are_used(tmp_path: Path) -> None:
-    """`up --engine URL=EVENTS,replay=ENDPOINT --nats URL` starts neither; requests are served, the cache is used."""
+    """`up --engine URL=EVENTS,replay=ENDPOINT --nats URL` starts neither; requests are served, the cache is used, and
+    rows go where the settings file says."""
     server = NatsServer(tmp_path / "nats").start()
     try:
         async with python_process("load.engine", directory=tmp_path) as engine:
             ready = json.loads(await engine.wait_line())
             address = f"{ready['url']}={ready['kv_events'][0]},replay={ready['replay'][0]}"
-            async with running_system(tmp_path, "--engine", address, "--nats", server.url) as own:
+            config = tmp_path / "tidegate.toml"
+            config.write_text(f'[recorder]\ndirectory = "{tmp_path / "rows"}"\n')
+            options = ("--engine", address, "--nats", server.url, "--config", str(config))
+            async with running_system(tmp_path, *options) as own:
                 assert own.nats_url == server.url
                 assert own.addresses["model"] == ready["model"]
                 assert own.child_pid("load.engine") is None
@@ -163,6 +167,8 @@ async def test_engines_and_a_bus_that_run_already_are_used(tmp_path: Path) -> No
                 assert cached[1] > 0
                 assert await own.process.stop(40) == 0
             assert engine.returncode is None
+            assert own.addresses["traces"] == str(tmp_path / "rows")
+            assert len(list((tmp_path / "rows").glob("*.jsonl.gz"))) == 1
     finally:
         server.stop()
 

@@ -93,7 +93,7 @@ class Screen:
         return self._note.status("starting …")
 
     def stopping(self) -> None:
-        self._note.print("stopping; again to end at once")
+        self._note.print("stopping; Ctrl-C now ends it at once")
 
     def killed(self, names: list[str]) -> None:
         if names:
@@ -182,7 +182,9 @@ async def serve(system: System, screen: Screen) -> int:
         for task in (waiting, starting):
             task.cancel()
         await asyncio.gather(waiting, starting, return_exceptions=True)
-        screen.stopping()
+        asked.set()
+        if system.started_something:
+            screen.stopping()
         screen.killed(await system.stop())
 
 

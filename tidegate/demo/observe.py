@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 from collections import defaultdict
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from bus.tasks import Tasks
 from schemas.base import from_json
 from schemas.decision import Decision
 from schemas.trace import TraceRow
-from services.recorder.segment import segment_indices, segment_name, unwrap
+from services.recorder.segment import members, segment_indices, segment_name, unwrap
 from tidegate.errors import TidegateError
 from tidegate.rows import read_row
 from web.client import HttpClient, Timeouts
@@ -92,11 +91,13 @@ def served_requests(body: bytes) -> list[str]:
 
 
 def recorded_requests(directory: Path, prefix: str = "tidegate") -> list[str]:
-    """Request ids of the request_end rows in the recorder's segments, in order, repeats included."""
+    """Request ids of the request_end rows in the recorder's segments, in order, repeats included; a torn
+    end (its recorder was killed) is left out, as every reader does."""
     requests = []
     for index in segment_indices(prefix, [path.name for path in directory.iterdir()]):
-        for line in gzip.decompress((directory / segment_name(prefix, index)).read_bytes()).splitlines():
-            row = read_row(unwrap(line))
-            if row is not None and row.event_type == "request_end" and row.request is not None:
-                requests.append(row.request.request_id)
+        for member in members((directory / segment_name(prefix, index)).read_bytes()):
+            for line in member.lines:
+                row = read_row(unwrap(line))
+                if row is not None and row.event_type == "request_end" and row.request is not None:
+                    requests.append(row.request.request_id)
     return requests

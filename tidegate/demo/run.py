@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from bus.errors import BusError, SettingsError
 from load.workload.client import WorkloadClient
 from load.workload.sessions import WorkloadPlan, WorkloadShape, plan
 from tidegate.demo.figures import Figures, Observed, measure
@@ -56,23 +57,26 @@ async def run_own(shape: WorkloadShape, seed: int, engines: int, listener: Liste
     Its folder is removed when the figures are good, else kept and named.
     """
     workdir = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
-    system = System(UpSettings(port=0, engines=engines, workdir=str(workdir)), usual_ports=False)
+    # Whatever the environment says of the recorder's folder: old rows there would be counted.
+    overrides = {"recorder": {"directory": str(workdir / "traces")}}
+    settings = UpSettings(port=0, engines=engines, workdir=str(workdir))
+    system = System(settings, usual_ports=False, overrides=overrides)
     listener.stage(f"starting {engines} simulated engines and the services")
-    interrupted = False
+    nothing_to_keep = False
     try:
         state = await system.start()
         workers = {engine.worker: engine.url for engine in state.engines if engine.worker is not None}
         bus = Located(state.nats_url, "the demo", state)
         observed = await drive(Target(state.url, bus, state.model or "", workers), plan(shape, seed), listener)
-    except TidegateError as error:
-        raise TidegateError(f"{error}\n  the logs are kept in {workdir / 'logs'}") from error
-    except asyncio.CancelledError:
-        interrupted = True
+    except (asyncio.CancelledError, SettingsError):
+        nothing_to_keep = True
         raise
+    except (TidegateError, BusError) as error:
+        raise TidegateError(f"{error}\n  the logs are kept in {workdir / 'logs'}") from error
     finally:
         listener.stage("stopping")
         killed = await system.stop()
-        if interrupted:
+        if nothing_to_keep:
             await asyncio.to_thread(shutil.rmtree, workdir)
     recorded = await asyncio.to_thread(recorded_requests, workdir / "traces")
     figures = measure(msgspec.structs.replace(observed, recorded=tuple(recorded)))

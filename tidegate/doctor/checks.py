@@ -63,10 +63,12 @@ def check_models(workers: Mapping[str, WorkerState]) -> list[Check]:
     checks = []
     for model, rules in sorted(pools.items()):
         name = f"model {model}"
-        sizes = ", ".join(sorted(str(size) for size, _ in rules))
+        sizes = ", ".join(sorted({str(size) for size, _ in rules}))
         if len(rules) > 1:
+            salts = ", ".join(sorted({salt for _, salt in rules}))
+            found = f"block sizes differ: {sizes}" if "," in sizes else f"salt rules differ: {salts}"
             fix = "start all engines of a model with the same --block-size and salt rule"
-            checks.append(Check(name=name, verdict="warning", found=f"block sizes differ: {sizes}", fix=fix))
+            checks.append(Check(name=name, verdict="warning", found=found, fix=fix))
         elif None in {size for size, _ in rules}:
             fix = "switch the engine's KV events on, or set block_size on its bridge"
             checks.append(Check(name=name, verdict="warning", found="block size not known yet", fix=fix))
@@ -119,8 +121,9 @@ def check_index(model: str, reply: MatchReply | None) -> list[Check]:
     return checks
 
 
-def check_stream(info: Mapping[str, Any], pending: int | None) -> Check:
-    """The trace stream as JetStream describes it; ``pending``: rows that the recorder has not written yet."""
+def check_stream(info: Mapping[str, Any], pending: int | None, problem: str | None = None) -> Check:
+    """The trace stream as JetStream describes it; ``pending``: rows that the recorder has not written yet, ``None``
+    where there is no such consumer; ``problem``: why that could not be asked."""
     error = info.get("error")
     if error:
         fix = "start nats-server with JetStream on (-js), or any of our services once, which makes the stream"
@@ -128,6 +131,10 @@ def check_stream(info: Mapping[str, Any], pending: int | None) -> Check:
         return Check(name="trace stream", verdict="failed", found=found, fix=fix)
     state = info.get("state", {})
     found = f"{state.get('messages', 0)} rows, {state.get('bytes', 0)} bytes"
+    if problem is not None:
+        fix = "look again; when it stays so, see nats-server's log"
+        found += f", its recorder could not be asked for: {problem}"
+        return Check(name="trace stream", verdict="warning", found=found, fix=fix)
     if pending is None:
         return Check(name="trace stream", verdict="ok", found=f"{found}, no recorder has read it")
     found += f", {pending} not recorded yet"

@@ -24,6 +24,8 @@ from web.errors import WebError
 
 LISTEN_S = 2.5
 _ASK_S = 2.0
+_CONSUMER_NOT_FOUND = 10014
+"""JetStream's error code."""
 _LEAST_PAYLOAD = 8 * 1024 * 1024
 
 
@@ -78,10 +80,12 @@ class Examination:
     async def _check_stream(self) -> Check:
         info = await self._ask_json(f"$JS.API.STREAM.INFO.{TRACE_STREAM}")
         consumer = await self._ask_json(f"$JS.API.CONSUMER.INFO.{TRACE_STREAM}.recorder")
-        pending = None
-        if "error" not in consumer:
+        error = consumer.get("error")
+        if error is None:
             pending = int(consumer.get("num_pending", 0)) + int(consumer.get("num_ack_pending", 0))
-        return checks.check_stream(info, pending)
+            return checks.check_stream(info, pending)
+        unknown = error.get("err_code") == _CONSUMER_NOT_FOUND
+        return checks.check_stream(info, None, None if unknown else str(error.get("description", error)))
 
     async def _ask_json(self, subject: str) -> dict[str, Any]:
         try:
@@ -107,13 +111,13 @@ class Examination:
         return workers
 
     async def _services(self) -> list[dict[str, Any]]:
-        """Answers to ``$SRV.PING``."""
+        """Answers to ``$SRV.PING``; whatever else answers there is no service of ours."""
         answers: list[BusMessage] = []
         # Silence is the end of the answers, or there is nobody at all.
         with contextlib.suppress(BusTimeoutError, NoRespondersError):
             async for answer in self._bus.request_many("$SRV.PING", b"", idle_timeout_s=0.5, deadline_s=LISTEN_S):
                 answers += [answer]
-        return [dict(json.loads(answer.payload)) for answer in answers]
+        return [service for answer in answers if (service := _read_service(answer.payload)) is not None]
 
     async def _match(self, state: WorkerState) -> MatchReply | None:
         profile = state.profile
@@ -144,10 +148,10 @@ class Examination:
         """Readiness of the front door and of every service that says where its page is."""
         pages: dict[str, str] = {}
         for service in services:
-            metadata: Mapping[str, str] = service.get("metadata") or {}
-            if metadata.get("http"):
-                instance = metadata.get("instance") or str(service.get("id"))
-                pages[f"ready {instance}"] = metadata["http"]
+            metadata = service.get("metadata")
+            if isinstance(metadata, Mapping) and metadata.get("http"):
+                instance = metadata.get("instance") or service.get("id")
+                pages[f"ready {instance}"] = str(metadata["http"])
         if self._located.state is not None:
             known = {page.rstrip("/") for page in pages.values()}
             for child, page in self._located.state.health.items():
@@ -172,3 +176,12 @@ class Examination:
         if 200 <= answer.status < 300:
             return None
         return answer.body.decode(errors="replace").strip()[:200] or f"status {answer.status}"
+
+
+def _read_service(payload: bytes) -> dict[str, Any] | None:
+    """A micro service's answer to a ping; ``None`` for what is none."""
+    try:
+        answer = json.loads(payload)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) and "name" in answer else None

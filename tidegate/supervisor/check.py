@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from bus.settings import CommonSettings, load_settings
+from bus.settings import CommonSettings, load_settings, load_with_origins
 from load.engine.config import EngineSettings
 from services.admission.config import AdmissionSettings
 from services.bridge.config import BridgeSettings
@@ -27,8 +29,25 @@ SETTINGS: dict[str, type[CommonSettings]] = {
 """Section to its settings."""
 
 
-def check_settings(specs: Iterable[ChildSpec], config: Path | None) -> None:
-    """As each child will read them, from ``config``, the environment and what we set. Raises `SettingsError`."""
-    for spec in specs:
-        if spec.section is not None:
-            load_settings(spec.section, SETTINGS[spec.section], file=config, overrides=spec.settings)
+S = TypeVar("S", bound=CommonSettings)
+
+_STOP_GRACE_S = 1.0
+
+
+def user_settings(section: str, kind: type[S], key: str, config: Path | None) -> S | None:
+    """Settings of ``section`` where the user has set ``key`` in the file or the environment; else ``None``."""
+    loaded = load_with_origins(section, kind, file=config)
+    return loaded.settings if key in loaded.origins else None
+
+
+def check_settings(specs: Iterable[ChildSpec], config: Path | None) -> list[ChildSpec]:
+    """As each child will read them, from ``config``, the environment and what we set; the specs again, each with the
+    time that its settings give it to stop. Raises `SettingsError`."""
+    return [_checked(spec, config) for spec in specs]
+
+
+def _checked(spec: ChildSpec, config: Path | None) -> ChildSpec:
+    if spec.section is None:
+        return spec
+    settings = load_settings(spec.section, SETTINGS[spec.section], file=config, overrides=spec.settings)
+    return replace(spec, stop_s=settings.stop_timeout_s + _STOP_GRACE_S)

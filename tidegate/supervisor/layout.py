@@ -107,7 +107,7 @@ def children(plan: SystemPlan) -> list[ChildSpec]:
     door = {"host": plan.host, "port": str(plan.ports.ingress)}
     if plan.tokenizers:
         door["tokenizers"] = json.dumps(dict(plan.tokenizers))
-    specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door, stop_s=31.0))
+    specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door))
     return specs
 
 
@@ -145,9 +145,7 @@ def _engine(plan: SystemPlan, name: str, engine: Simulated) -> ChildSpec:
     return _child(plan, name, Stage.ENGINE, "load.engine", "engine", settings, url)
 
 
-def _service(
-    plan: SystemPlan, name: str, section: str, stage: Stage, settings: Mapping[str, str], stop_s: float = 11.0
-) -> ChildSpec:
+def _service(plan: SystemPlan, name: str, section: str, stage: Stage, settings: Mapping[str, str]) -> ChildSpec:
     port = plan.ports.health[name]
     common = {
         "instance": name if name.startswith("bridge") else f"{section}-1",
@@ -156,7 +154,7 @@ def _service(
         "http_port": str(port),
     }
     url = f"http://{INNER_HOST}:{port}/readyz"
-    return _child(plan, name, stage, f"services.{section}", section, {**common, **settings}, url, stop_s)
+    return _child(plan, name, stage, f"services.{section}", section, {**common, **settings}, url)
 
 
 def _child(
@@ -167,7 +165,6 @@ def _child(
     section: str,
     settings: Mapping[str, str],
     ready_url: str,
-    stop_s: float = 10.0,
 ) -> ChildSpec:
     settings = {**settings, **(plan.overrides or {}).get(section, {})}
     # -P: a folder named `services` in the user's working directory must not stand before ours.
@@ -176,4 +173,4 @@ def _child(
         command += ["--config", str(plan.config)]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
-    return ChildSpec(name, tuple(command), stage, ready_url, stop_s, section, settings)
+    return ChildSpec(name, tuple(command), stage, ready_url, section=section, settings=settings)

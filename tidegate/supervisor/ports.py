@@ -6,12 +6,13 @@ somebody's outgoing connection, and a restarted child would find it taken.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from tidegate.errors import PortTakenError, TidegateError
+from tidegate.errors import PortTakenError, TidegateError, WrongUseError
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_240
@@ -19,16 +20,21 @@ _TRIES = 200
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now (it may reuse an address in TIME_WAIT, as our servers do)."""
+    """Whether a server could listen there now (it may reuse an address in TIME_WAIT, as our servers do).
+
+    Raises `WrongUseError` where none ever could: the address is not this machine's, or the port needs more rights.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen(1)
-        except OSError:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             return False
-        return True
+        raise WrongUseError(f"--host: nothing can listen on {host} port {port}: {error.strerror}") from error
+    return True
 
 
 class PortPicker:
@@ -41,7 +47,7 @@ class PortPicker:
         self._highest = _lowest_ephemeral() - 1
 
     def exactly(self, port: int, option: str) -> int:
-        """``port`` itself; 0 means any. Raises `PortTakenError` naming ``option``."""
+        """``port`` itself; 0 means any. Raises `PortTakenError` naming ``option``, and `WrongUseError` as `is_free`."""
         if port == 0:
             return self.pick()
         if port in self._taken or not is_free(self._host, port):

@@ -35,7 +35,8 @@ class ChildLog:
         """Copy and cut when the file is too large (the child holds it open and goes on writing)."""
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_size > self._limit_bytes:
-                shutil.copyfile(self.path, self._older)
+                with contextlib.suppress(OSError):  # on a full disk the cut matters more than the copy
+                    shutil.copyfile(self.path, self._older)
                 os.truncate(self.path, 0)
 
     def last_lines(self, count: int) -> list[str]:
@@ -56,7 +57,8 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: tuple[str, ...], log: ChildLog, cwd: Path) -> ChildProcess:
-        """Raises `OSError` when there is no such program."""
+        """Raises `OSError` when the system cannot do it now (no disk, no memory). A program that does not exist
+        ends with code 1, its log says why."""
         wrapper = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
         output = log.open()
         try:

@@ -166,7 +166,15 @@ class _Child:
 
     async def keep(self) -> None:
         """Start, watch, start again; ends when it is given up or the system stops."""
-        while await self._start():
+        while True:
+            try:
+                running = await self._start()
+            except OSError as error:
+                if not await self._ended(1, f"cannot be started: {error}"):
+                    return
+                continue
+            if not running:
+                return
             assert self._process is not None
             watching = asyncio.ensure_future(self._watch_ready())
             try:
@@ -177,7 +185,8 @@ class _Child:
             if self.stopping.is_set():
                 self.state = "stopped"
                 return
-            if not await self._ended(code):
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            if not await self._ended(code, how):
                 return
 
     async def stop(self) -> bool:
@@ -189,19 +198,13 @@ class _Child:
             return await self._process.stop(self.spec.stop_s)
 
     async def _start(self) -> bool:
-        """A new process; ``False`` when the system stops, or there is no such program."""
+        """A new process; ``False`` when the system stops. Raises `OSError` when it cannot be started now."""
         async with self._starting:
             if self.stopping.is_set():
                 self.state = "stopped"
                 return False
             self._history = policy.started(self._history, time.monotonic())
-            try:
-                self._process = await ChildProcess.start(self.spec.command, self.log, self._workdir)
-            except OSError as error:
-                self._why = f"cannot be started: {error}"
-                self.state = "given_up"
-                self._owner.tell(self.spec.name, "given_up", self._why)
-                return False
+            self._process = await ChildProcess.start(self.spec.command, self.log, self._workdir)
             self.state = "starting"
             return True
 
@@ -215,9 +218,8 @@ class _Child:
             self._owner.tell(self.spec.name, "ready", "is ready again")
         self._history = policy.became_ready(self._history)
 
-    async def _ended(self, code: int) -> bool:
+    async def _ended(self, code: int, how: str) -> bool:
         """After an exit that nobody asked for; ``False`` when it is given up."""
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         self._history, verdict = policy.exited(self._history, code, time.monotonic(), self._owner.rules)
         if isinstance(verdict, policy.GiveUp):
             self._why = f"{how}; {verdict.message}"

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from load.engine import assets
-from tidegate.errors import AlreadyRunningError
+from services.ingress.config import IngressSettings
+from services.recorder.config import RecorderSettings
+from tidegate.errors import AlreadyRunningError, WrongUseError
 from tidegate.supervisor import nats_server
-from tidegate.supervisor.check import check_settings
+from tidegate.supervisor.check import check_settings, user_settings
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.engines import parse_engine
 from tidegate.supervisor.layout import INNER_HOST, ChildSpec, Ports, Simulated, SystemPlan, children, service_names
@@ -59,6 +61,11 @@ class System:
         return self._state
 
     @property
+    def started_something(self) -> bool:
+        """Whether there is anything to stop."""
+        return self._supervisor is not None
+
+    @property
     def supervisor(self) -> Supervisor:
         """Only between `start` and `stop`."""
         assert self._supervisor is not None
@@ -66,12 +73,18 @@ class System:
 
     async def start(self) -> SystemState:
         """Everything ready. Raises `TidegateError`, `SettingsError`; the caller calls `stop` in any case."""
-        self._workdir.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
-        plan, state, specs = self._plan()
-        check_settings(specs, self._config)
-        self._supervisor = Supervisor(specs, self._workdir, log_bytes=self._settings.log_bytes, on_event=self._on_event)
-        plan.traces.mkdir(parents=True, exist_ok=True)
+        try:
+            self._workdir.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            remove_state(self._workdir)  # of a system that was killed
+            plan, state, specs = self._plan()
+            specs = check_settings(specs, self._config)
+            plan.traces.mkdir(parents=True, exist_ok=True)
+            self._supervisor = Supervisor(
+                specs, self._workdir, log_bytes=self._settings.log_bytes, on_event=self._on_event
+            )
+        except OSError as error:
+            raise WrongUseError(f"--workdir: {self._workdir} cannot be used: {error}") from error
         await self._supervisor.start(self._settings.ready_timeout_s)
         write_state(self._workdir, state)
         self._state = state
@@ -118,6 +131,12 @@ class System:
             )
             for number in range(1, (0 if addresses else settings.engines) + 1)
         )
+        own_traces = user_settings("recorder", RecorderSettings, "directory", self._config)
+        own_tokenizers = user_settings("ingress", IngressSettings, "tokenizers", self._config)
+        tokenizers = {settings.model: str(Path(assets.__file__).parent)} if simulated else {}
+        if own_tokenizers is not None:
+            # Children run in the workdir; what the user wrote is meant from here.
+            tokenizers |= {model: str(Path(path).resolve()) for model, path in own_tokenizers.tokenizers.items()}
         names = service_names(len(simulated), len(addresses))
         health = {name: picker.pick(_HEALTH_PORT + place if usual else 0) for place, name in enumerate(names)}
         plan = SystemPlan(
@@ -125,12 +144,12 @@ class System:
             host=settings.host,
             model=settings.model,
             ports=Ports(ingress=door, nats=nats_port, nats_monitor=monitor_port, health=health),
-            traces=self._workdir / "traces",
+            traces=Path(own_traces.directory).resolve() if own_traces is not None else self._workdir / "traces",
             nats_url=self._nats_url or f"nats://{INNER_HOST}:{nats_port}",
             nats_command=None if self._nats_url else self._nats_command(nats_port, monitor_port),
             simulated=simulated,
             engines=addresses,
-            tokenizers={settings.model: str(Path(assets.__file__).parent)} if simulated else {},
+            tokenizers=tokenizers,
             config=self._config,
             overrides=self._overrides,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bus.errors import BusTimeoutError, NotConnectedError
 from bus.nats import NatsBus, connect
 from bus.subjects import trace
 from schemas.base import to_json
@@ -154,6 +155,43 @@ async def test_the_doctor_names_what_is_missing_on_a_bare_bus(server: NatsServer
         assert checks[name]["verdict"] == "failed"
         assert checks[name]["fix"]
     assert checks["service recorder"]["verdict"] == "warning"
+
+
+async def test_the_doctor_bears_strangers(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+    """Answers to `$SRV.PING` that are no service's, and worker facts that are none, are counted among nobody."""
+
+    replies: list[str] = []
+    subscription = await bus.subscribe("$SRV.PING", lambda message: replies.append(message.reply or ""))
+    await bus.flush()
+    async with tidegate(tmp_path, "doctor", "--json", "--nats", server.url) as process:
+        await process.wait_for(lambda: bool(replies))
+        for payload in (b"not JSON", b"[]", b"{}", b'{"name": "elsewhere", "metadata": 7}'):
+            bus.publish(replies[0], payload)
+        assert await process.wait() == 1
+        checks = {check["name"]: check for check in json.loads(process.stdout)["checks"]}
+    await subscription.unsubscribe()
+    assert checks["service ingress"]["verdict"] == "failed"
+    assert process.stderr == ""
+
+
+async def test_tail_goes_on_when_the_bus_comes_back(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+    """kill -9 of nats-server under a running tail: rows of before and after, each once."""
+    async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", server.url) as process:
+        await publish(bus, ROWS[0])
+        await process.wait_for(lambda: len(process.stdout.splitlines()) == 1)
+        server.kill()
+        server.start()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await publish(bus, *ROWS[1:])
+                    break
+                except (NotConnectedError, BusTimeoutError):
+                    await asyncio.sleep(0.1)
+        await process.wait_for(lambda: len(process.stdout.splitlines()) >= 4)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 0
+        assert shown(process) == ["r0", "r1", "r2", "r3"]
 
 
 async def test_the_doctor_speaks_to_people(server: NatsServer, tmp_path: Path) -> None:

@@ -120,6 +120,26 @@ async def test_a_crash_loop_is_given_up(run: Make) -> None:
     assert [event.state for event in events] == ["restarting", "restarting", "given_up"]
 
 
+async def test_a_child_that_cannot_be_started_now_is_tried_again(tmp_path: Path) -> None:
+    """No log can be opened at the first try, as on a full disk: said, and started when it can be."""
+    picker = PortPicker()
+    events: list[ChildEvent] = []
+    logs = tmp_path / "logs"
+
+    def on_event(event: ChildEvent) -> None:
+        events.append(event)
+        logs.mkdir(exist_ok=True)
+
+    supervisor = Supervisor([engine_spec("engine-1", picker)], tmp_path, rules=QUICK, on_event=on_event)
+    logs.rmdir()
+    try:
+        await supervisor.start(30.0)
+    finally:
+        await supervisor.stop()
+    assert [event.state for event in events] == ["restarting", "ready"]
+    assert "cannot be started" in events[0].what
+
+
 async def test_a_program_that_does_not_exist_is_given_up(run: Make) -> None:
     """No such file: said in the error, and the stop still works."""
     spec = ChildSpec("ghost", ("/nonexistent/program",), Stage.ENGINE, "http://127.0.0.1:9/health")
@@ -169,6 +189,15 @@ async def main() -> None:
 
 asyncio.run(main())
 """
+
+
+def test_a_log_that_cannot_be_copied_is_cut_nevertheless(tmp_path: Path) -> None:
+    """On a full disk the older lines are lost, not the limit: the cut is what frees the disk."""
+    log = ChildLog(tmp_path, "child", 100)
+    log.path.write_bytes(b"a" * 150)
+    (tmp_path / "child.log.1").mkdir()
+    log.turn_over()
+    assert log.path.read_bytes() == b""
 
 
 def test_a_log_is_turned_over_at_its_limit(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.index import MatchReply, WorkerMatch
@@ -48,6 +49,25 @@ def test_whatever_is_not_ok_says_what_to_do() -> None:
     ]
     assert [check.name for check in found if (check.verdict == "ok") == bool(check.fix)] == []
     assert checks.failed(found)
+
+
+def test_engines_that_salt_otherwise_are_said_to_differ_in_that() -> None:
+    """Equal block sizes are not called different."""
+    other = worker("b")
+    other = msgspec.structs.replace(other, profile=msgspec.structs.replace(other.profile, salt_rule="all_blocks"))
+    (check,) = checks.check_models({"a": worker("a"), "b": other})
+    assert check.verdict == "warning"
+    assert "block sizes" not in check.found
+    assert "salt" in check.found
+
+
+def test_a_stream_that_does_not_answer_is_not_a_stream_without_a_recorder() -> None:
+    """Only JetStream's own word that there is no such consumer says so; a late answer is a warning."""
+    info = {"state": {"messages": 3}}
+    nobody = checks.check_stream(info, None)
+    unknown = checks.check_stream(info, None, "no answer within 2 s")
+    assert (nobody.verdict, unknown.verdict) == ("ok", "warning")
+    assert "no recorder" not in unknown.found
 
 
 @pytest.mark.parametrize(

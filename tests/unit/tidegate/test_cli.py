@@ -39,6 +39,25 @@ def test_wrong_use_is_one_sentence_and_code_2(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "192.0.2.1"], "--host: nothing can listen on 192.0.2.1"),
+        (["--workdir", "file/below"], "--workdir: "),
+        (["--engine", "http://h:1=udp://h:2"], "no ZeroMQ endpoint"),
+    ],
+)
+def test_up_says_what_is_wrong_and_nothing_else(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence naming the option, code 2; no word of a stop where nothing was started, no guess at a taken port."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("a file, not a folder")
+    assert main(["up", "--port", "0", *arguments]) == 2
+    assert said in (complaint := capsys.readouterr().err)
+    assert len(complaint.splitlines()) == 1
+
+
 def test_a_wrong_setting_in_a_file_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

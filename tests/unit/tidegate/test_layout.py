@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bus.settings import load_settings, parse_overrides
+from services.recorder.config import RecorderSettings
 from tidegate.errors import WrongUseError
-from tidegate.supervisor.check import SETTINGS
+from tidegate.supervisor.check import SETTINGS, check_settings
 from tidegate.supervisor.engines import EngineAddress, parse_engine
 from tidegate.supervisor.layout import Ports, Simulated, Stage, SystemPlan, children, service_names
 
@@ -45,6 +46,15 @@ def test_every_child_can_be_started_with_its_settings() -> None:
         assert given == spec.settings
         settings = load_settings(spec.section, SETTINGS[spec.section], environ={}, overrides=given)
         assert f":{settings.http_port}/" in spec.ready_url
+
+
+def test_a_child_may_take_as_long_to_stop_as_its_settings_say(tmp_path: Path) -> None:
+    """``stop_timeout_s`` of the file, or the section's default, and a second more: nobody is killed while it drains."""
+    file = tmp_path / "tidegate.toml"
+    file.write_text("[ingress]\nstop_timeout_s = 90\n")
+    stops = {spec.name: spec.stop_s for spec in check_settings(children(plan_of()), file)}
+    assert (stops["ingress"], stops["recorder"]) == (91.0, RecorderSettings().stop_timeout_s + 1)
+    assert {spec.stop_s for spec in check_settings(children(plan_of()), None) if spec.name == "ingress"} == {31.0}
 
 
 def test_a_system_of_two_simulated_engines() -> None:

@@ -49,6 +49,7 @@ class RankLoad(Message, frozen=True, kw_only=True, omit_defaults=True):
 class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
     """What an engine is: learned from ``/v1/models``, ``/metrics`` and its events.
 
+    ``models``: all names it serves; ``adapters``: those that are adapters of ``model``, whose blocks are nobody else's.
     ``block_size`` in tokens (``None``: not known yet), ``kv_tokens`` per rank, ``salt_rule`` names how the engine
     mixes a salt into its blocks; workers of one pool agree on model, block size and salt rule.
     """
@@ -56,6 +57,7 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
     url: str
     model: str
     models: Annotated[tuple[str, ...], Meta(max_length=MAX_MODELS)] = ()
+    adapters: Annotated[tuple[str, ...], Meta(max_length=MAX_MODELS)] = ()
     engine: Engine = "unknown"
     engine_version: str | None = None
     ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1

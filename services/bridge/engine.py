@@ -137,6 +137,7 @@ class EngineView:
             url=self.url,
             model=models.model if models else "",
             models=models.models if models else (),
+            adapters=models.adapters if models else (),
             engine=self.kind,
             engine_version=(self.sight.version if self.sight else None) or (info.version if info else None),
             ranks=self.rank_count,

@@ -52,10 +52,12 @@ class MetricsReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelsReport:
-    """What ``/v1/models`` said; ``model`` is the first one, ``engine`` a guess from its owner."""
+    """What ``/v1/models`` said; ``model`` is the first one, ``adapters`` those with a parent, ``engine`` a guess from
+    its owner."""
 
     model: str
     models: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
     max_model_len: int | None = None
     engine: Engine = "unknown"
 
@@ -163,8 +165,9 @@ def parse_models(body: bytes) -> ModelsReport:
     """Read ``/v1/models``. Raises `ScrapeError` where it names no model."""
     entries = _json_object(body, "/v1/models").get("data")
     found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    ids = (entry.get("id") for entry in found[:MAX_MODELS])
-    names = tuple(name for name in ids if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS)
+    entries = [(entry.get("id"), entry.get("parent")) for entry in found[:MAX_MODELS]]
+    usable = [(name, of) for name, of in entries if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS]
+    names = tuple(name for name, _ in usable)
     if not names:
         raise ScrapeError("bad_answer", "/v1/models names no model")
     longest = found[0].get("max_model_len")
@@ -172,6 +175,7 @@ def parse_models(body: bytes) -> ModelsReport:
     return ModelsReport(
         model=names[0],
         models=names,
+        adapters=tuple(name for name, of in usable if isinstance(of, str) and of),
         max_model_len=_positive(longest),
         engine=_OWNERS.get(owner, "unknown") if isinstance(owner, str) else "unknown",
     )

@@ -155,10 +155,8 @@ class IngressCore:
         )
         if request.prompt is None or record.kind == "count_tokens":
             return [accepted, self._ask(record, now)]
-        return [
-            accepted,
-            CountPrompt(record.request_id, request, self.workers.pool(record.model, now).block_size),
-        ]
+        pool = self.workers.pool(record.model, now)
+        return [accepted, CountPrompt(record.request_id, request, pool.block_size, pool.adapter)]
 
     def _refusal(self, model: str) -> IngressError | None:
         """Why a request for ``model`` is not accepted at all; it leaves no facts and no row."""

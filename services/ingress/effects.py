@@ -30,12 +30,13 @@ class PublishRow:
 
 @dataclass(frozen=True, slots=True)
 class CountPrompt:
-    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens (``None``: not known, tokens only); answer
-    with `events.PromptCounted`, whatever happens."""
+    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens (``None``: not known, tokens only), under
+    ``adapter`` where the model is one; answer with `events.PromptCounted`, whatever happens."""
 
     request_id: str
     request: ClientRequest
     block_size: int | None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 class PromptTokens:
     """``tokens``: ids, u32 little-endian. ``chain``: chain hashes of the full blocks of ``block_size`` tokens, u64
     little-endian; both are empty where the block size is not known (0). ``salted``: the chain under the request's
-    cache salt, where it has one; rows hash without it."""
+    cache salt and adapter, where it has one; rows hash without them."""
 
     tokens: bytes
     block_size: int = 0
@@ -52,11 +52,11 @@ class PromptTokens:
         """The chain under which an engine keeps these blocks."""
         return self.chain if self.salted is None else self.salted
 
-    def under(self, salt: str | None) -> PromptTokens:
-        """The same prompt in the namespace of ``salt``. Spec: index-and-routing §1.1."""
-        if not salt or not self.block_size:
+    def under(self, salt: str | None, adapter: str | None = None) -> PromptTokens:
+        """The same prompt in the namespace of ``salt`` and ``adapter``. Spec: index-and-routing §1.1."""
+        if not (salt or adapter) or not self.block_size:
             return self
-        return replace(self, salted=chain_hashes(self.tokens, self.block_size, salt=salt))
+        return replace(self, salted=chain_hashes(self.tokens, self.block_size, salt=salt, adapter=adapter))
 
     def replay_hashes(self) -> tuple[int, ...]:
         """The chain with the partial tail block hashed like a full one: ceil(tokens / block size) hashes (spec:

@@ -17,11 +17,13 @@ MAX_MODELS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The workers of one model that one chain stands for. ``block_size`` in tokens, ``None`` while nobody knows it."""
+    """The workers of one model that one chain stands for. ``block_size`` in tokens, ``None`` while nobody knows it.
+    ``adapter``: the model is an adapter, and its blocks are nobody else's."""
 
     model: str
     block_size: int | None
     salt_rule: str
+    adapter: str | None = None
 
 
 @dataclass(slots=True)
@@ -100,15 +102,17 @@ class Workers:
     def pool(self, model: str, now: float) -> Pool:
         """What a chain for this model is made for: the block size and salt rule of most of its ready workers, the
         smaller block size when equal (spec: DESIGN.md §3, model pools)."""
+        placeable = self.placeable(model, now)
+        adapter = model if any(model in state.profile.adapters for state in placeable) else None
         shapes = Counter(
             (state.profile.block_size, state.profile.salt_rule)
-            for state in self.placeable(model, now)
+            for state in placeable
             if state.health == "ready" and state.profile.block_size is not None
         )
         if not shapes:
-            return Pool(model, None, "cache_salt")
+            return Pool(model, None, "cache_salt", adapter)
         (size, rule), _ = min(shapes.items(), key=lambda item: (-item[1], item[0][0] or 0, item[0][1]))
-        return Pool(model, size, rule)
+        return Pool(model, size, rule, adapter)
 
     def models(self, now: float) -> list[str]:
         """Models that can be served now, sorted."""

@@ -88,17 +88,17 @@ class PromptCounter:
             raise SkippedError("unscored")
         if self._settings.tokenize == "none":
             raise SkippedError("off")
-        block_size, salt = effect.block_size, effect.request.cache_salt
+        block_size, salt, adapter = effect.block_size, effect.request.cache_salt, effect.adapter
         if isinstance(prompt, TokensPrompt):
             ids = prompt.tokens
-            return await self._pool.run(lambda: from_ids(ids, block_size).under(salt)), "tokenizer"
+            return await self._pool.run(lambda: from_ids(ids, block_size).under(salt, adapter)), "tokenizer"
         tokenizer = self._tokenizers.get(effect.request.model)
         if tokenizer is not None and (tokenizer.template is not None or isinstance(prompt, TextPrompt)):
-            return await self._pool.run(lambda: tokenizer.count(prompt, block_size).under(salt)), "tokenizer"
+            return await self._pool.run(lambda: tokenizer.count(prompt, block_size).under(salt, adapter)), "tokenizer"
         if self._settings.tokenize == "local":
             raise SkippedError("no_tokenizer")
         answer = await self._ask_engine(effect.request.model, prompt)
-        return await self._pool.run(lambda: _read_tokens(answer, block_size).under(salt)), "engine"
+        return await self._pool.run(lambda: _read_tokens(answer, block_size).under(salt, adapter)), "engine"
 
     async def _ask_engine(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
         url = self._worker_url(model)

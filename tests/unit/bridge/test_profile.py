@@ -98,6 +98,13 @@ def test_models() -> None:
     )
 
 
+def test_adapters_are_the_models_with_a_parent() -> None:
+    """A11: a second name of the model is the model; an adapter has the base model as its parent."""
+    cards: list[dict[str, object]] = [{"id": "base"}, {"id": "alias", "parent": None}, {"id": "l", "parent": "base"}]
+    report = parse_models(json.dumps({"data": cards}).encode())
+    assert (report.models, report.adapters) == (("base", "alias", "l"), ("l",))
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"data": []}', b'{"data": 5}', b"<html>", b"[]", b"\xff"])
 def test_models_that_name_none(body: bytes) -> None:
     """An answer without a model cannot register a worker."""

@@ -178,6 +178,14 @@ def test_a_salt_moves_the_chain_and_not_the_row() -> None:
     assert plain.cached_as == plain.chain
     assert salted.cached_as == chain_hashes(plain.tokens, 4, salt="tenant-a") != plain.chain
     assert (salted.chain, salted.replay_hashes()) == (plain.chain, plain.replay_hashes())
+
+
+def test_an_adapter_s_blocks_are_nobody_else_s() -> None:
+    """A11: the base model's prompt, the same under an adapter, and under adapter and salt never match each other."""
+    plain = from_ids(range(40), 4)
+    chains = {plain.cached_as, plain.under(None, "lora").cached_as, plain.under("tenant-a", "lora").cached_as}
+    assert len(chains) == 3
+    assert plain.under(None, "lora").cached_as == chain_hashes(plain.tokens, 4, adapter="lora")
     assert from_ids(range(10), None).under("tenant-a").cached_as == b""
 
 

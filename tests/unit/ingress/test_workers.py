@@ -20,11 +20,18 @@ def state(
     ranks: int = 1,
     epoch: int = 1,
     models: tuple[str, ...] = (),
+    adapters: tuple[str, ...] = (),
     salt_rule: str = "cache_salt",
 ) -> WorkerState:
     """One fact of a bridge."""
     profile = WorkerProfile(
-        url=f"http://{worker}", model=model, models=models, block_size=block_size, ranks=ranks, salt_rule=salt_rule
+        url=f"http://{worker}",
+        model=model,
+        models=models,
+        adapters=adapters,
+        block_size=block_size,
+        ranks=ranks,
+        salt_rule=salt_rule,
     )
     return WorkerState(
         source=f"bridge-{worker}",
@@ -49,6 +56,12 @@ def heard(*states: WorkerState) -> Workers:
 def names(workers: Workers, model: str = "m", now: float = 0.0) -> list[str]:
     """Who takes requests for a model."""
     return [one.worker for one in workers.placeable(model, now)]
+
+
+def test_an_adapter_s_pool_says_so() -> None:
+    """A11: a request for an adapter is chained under it, one for the model or a second name of it is not."""
+    workers = heard(state("w1", models=("m", "alias", "lora"), adapters=("lora",)))
+    assert [workers.pool(name, 0.0).adapter for name in ("m", "alias", "lora", "other")] == [None, None, "lora", None]
 
 
 def test_silence_is_loss() -> None:

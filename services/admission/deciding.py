@@ -21,7 +21,7 @@ from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Rep
 from services.admission.facts import FactWriter
 from services.admission.grants import OpenGrant
 from services.admission.holds import HoldQueue
-from services.admission.placement import NO_PREFERENCE, IndexView, Placement, Preference, place
+from services.admission.placement import EVENT_LAG_S, NO_PREFERENCE, IndexView, Placement, Preference, place
 from services.admission.replies import granted_reply
 from services.admission.requests import RequestRecord
 from services.admission.sessions import MOVES_SESSION
@@ -322,8 +322,8 @@ class Deciding:
         ask.index = index
         settings = self._state.settings
         if not settings.route_policy:
-            return self._commit(ask, self._place(ask), None, now)
-        placement = self._place(ask)
+            return self._commit(ask, self._place(ask, now), None, now)
+        placement = self._place(ask, now)
         if placement.choice is None:
             return self._commit(ask, placement, None, now)
         request = ask.request
@@ -343,7 +343,7 @@ class Deciding:
 
     def _settle(self, ask: Ask, now: float, answer: RouteAnswer | None, why_builtin: str) -> list[Effect]:
         """Grant by the policy's answer if it names a rank that can still be used, else by our own choice."""
-        placement = self._place(ask)
+        placement = self._place(ask, now)
         counters, followed = self._state.counters.policy, None
         if answer is None:
             counters[why_builtin] += 1
@@ -365,7 +365,7 @@ class Deciding:
                 return worker.state.profile.block_size
         return DEFAULT_BLOCK_SIZE
 
-    def _place(self, ask: Ask) -> Placement:
+    def _place(self, ask: Ask, now: float) -> Placement:
         """The built-in choice, by what is known at this moment."""
         state, request = self._state, ask.request
         prompt = Prompt(request.input_tokens, self._block_size(request))
@@ -377,7 +377,7 @@ class Deciding:
             weights=state.settings.weights,
             max_grants_per_rank=state.settings.max_grants_per_rank,
             choose=state.choose,
-            preference=self._preference(request, prompt),
+            preference=self._preference(request, prompt, now),
             excluded=request.excluded,
         )
 
@@ -387,14 +387,15 @@ class Deciding:
         session = self._state.sessions.get(request.identity.key)
         return session.worker if session is not None else None
 
-    def _preference(self, request: AdmitRequest, prompt: Prompt) -> Preference:
+    def _preference(self, request: AdmitRequest, prompt: Prompt, now: float) -> Preference:
         if request.kind not in MOVES_SESSION:
             return NO_PREFERENCE
         settings, sessions = self._state.settings, self._state.sessions
         session = sessions.get(request.identity.key)
         if session is not None and session.worker is not None:
             kept = min(session.context_tokens, request.input_tokens) // prompt.block_size
-            return Preference(session.worker, session.rank, settings.stickiness, kept)
+            fresh = now - session.touched <= EVENT_LAG_S
+            return Preference(session.worker, session.rank, settings.stickiness, kept, fresh)
         if session is None and request.identity.parent is not None:
             parent = sessions.get(request.identity.parent)
             if parent is not None and parent.worker is not None:

@@ -23,6 +23,10 @@ Choose = Callable[[int], int]
 EQUAL = 1e-9
 """Costs closer than this, in blocks, are equal."""
 
+EVENT_LAG_S = 1.0
+"""An engine's events of a turn that ended less than this ago may not have reached the index yet (measured with a real
+vLLM: a few ms, tail 100 ms)."""
+
 _NOTHING = TierBlocks()
 
 
@@ -30,13 +34,15 @@ _NOTHING = TierBlocks()
 class Preference:
     """The rank to prefer: by how much (times the blocks it holds), and what it may still hold, in blocks.
 
-    ``affinity_blocks`` counts only where the index is blind.
+    ``affinity_blocks`` counts as held only where the index is blind, or cannot know yet (``fresh``: the session's last
+    turn has just ended there).
     """
 
     worker: str | None = None
     rank: int | None = None
     margin: float = 0.0
     affinity_blocks: int = 0
+    fresh: bool = False
 
 
 NO_PREFERENCE = Preference()
@@ -176,7 +182,7 @@ def _choose(candidates: Sequence[Candidate], prompt: Prompt, preference: Prefere
 def _held(candidate: Candidate, prompt: Prompt, preference: Preference) -> float:
     """Blocks of the prompt on the preferred rank: what the index says, else what the session left there."""
     if candidate.health != "blind":
-        return candidate.blocks.reach
+        return max(candidate.blocks.reach, preference.affinity_blocks if preference.fresh else 0)
     return preference.affinity_blocks or prompt.request_blocks
 
 

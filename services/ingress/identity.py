@@ -102,6 +102,8 @@ BODY_FAMILIES = (
 BODY_FIELDS = ("codex_session", "codex_thread", "codex_turn_metadata", "user_session", "prompt_cache_key")
 """``client_metadata``'s session, thread and turn metadata; the session inside ``metadata.user_id``; and the key."""
 
+_IDENTITY_HEADERS = frozenset(name for rule in FAMILIES for name in (*rule.root, rule.agent, rule.parent) if name)
+
 FINAL_HEADERS = ("x-tidegate-session-final", "x-dynamo-session-final")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -129,6 +131,12 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Signals:
         value = raw_value.strip(b" \t").decode("latin-1")
         signals[name] = value if value.isascii() and value.isprintable() else ""
     return {name: value for name, value in signals.items() if value}
+
+
+def unreadable_identity(headers: Iterable[tuple[bytes, bytes]], signals: Signals) -> int:
+    """How many session and agent headers were sent with a value that counts as absent although it is not blank."""
+    names = {raw_name.decode("latin-1").lower() for raw_name, raw_value in headers if raw_value.strip(b" \t")}
+    return len((names & _IDENTITY_HEADERS) - signals.keys())
 
 
 def read_turn_metadata(text: str) -> TurnMetadata:

@@ -15,7 +15,7 @@ from services.ingress.core import IngressCore
 from services.ingress.endpoints import Endpoint, endpoint_of, read_request
 from services.ingress.errors import IngressError, UnknownModelError
 from services.ingress.events import RequestReceived
-from services.ingress.identity import read_headers, resolve
+from services.ingress.identity import read_headers, resolve, unreadable_identity
 from services.ingress.replies import ErrorReply, error_reply, reply_to
 from services.ingress.shell.metrics import IngressMetrics
 from services.ingress.shell.serving import RequestServing, Tools
@@ -76,6 +76,7 @@ class FrontDoor:
 
     async def _api(self, endpoint: Endpoint, request: Request, responder: Responder) -> None:
         signals = read_headers(request.headers)
+        self._metrics.unreadable_identity.inc(unreadable_identity(request.headers, signals))
         request_id = secrets.token_hex(16)
         if signals.get("content-encoding", "identity") != "identity":
             message = "Compressed request bodies are not supported."

@@ -32,6 +32,11 @@ class IngressMetrics:
             ["reason"],
             registry=registry,
         )
+        self.unreadable_identity = Counter(
+            "tidegate_ingress_unreadable_identity_total",
+            "Session headers that are not printable ASCII: treated as absent.",
+            registry=registry,
+        )
         self.retries = Counter(
             "tidegate_ingress_retries_total", "Requests that went to a second worker.", registry=registry
         )

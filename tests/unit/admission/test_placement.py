@@ -131,6 +131,14 @@ def test_a_previous_worker_that_lost_the_session_is_no_better_than_another() -> 
     assert run(fleet("a", "b"), ledger, preference=Preference("a", 0, margin=100)).chosen.worker == "b"
 
 
+def test_a_hasty_turn_is_not_moved_because_its_events_are_late() -> None:
+    """The last turn has just ended on it: what it left there counts as held although the index does not show it yet."""
+    ledger = Ledger()
+    book(ledger, "r", "a", blocks=1)
+    fresh = Preference("a", 0, margin=3, affinity_blocks=9, fresh=True)
+    assert run(fleet("a", "b"), ledger, preference=fresh).chosen.worker == "a"
+
+
 def test_a_preferred_worker_that_cannot_take_it_is_only_a_preference() -> None:
     """B1: a sticky target that is gone, full, or has failed before never blocks the choice."""
     preference = Preference("a", 0, margin=100)

@@ -9,7 +9,7 @@ import pytest
 from schemas.session import SessionKey
 from services.ingress.endpoints import read_request
 from services.ingress.errors import BadRequestError
-from services.ingress.identity import BodyFacts, Resolved, read_headers, resolve
+from services.ingress.identity import BodyFacts, Resolved, read_headers, resolve, unreadable_identity
 
 Headers = dict[str, str]
 
@@ -98,6 +98,17 @@ def test_the_first_value_counts_even_when_it_is_blank() -> None:
     """Only the first value of a name is read; a blank one is absent, whatever comes after it."""
     assert resolved([(DYN, "A"), (DYN, "B")]).identity.session_id == "A"
     assert resolved([(DYN, " "), (DYN, "B"), ("x-session-id", "O")]).identity.session_id == "O"
+
+
+def test_identity_that_cannot_be_read_is_counted() -> None:
+    """A session header outside printable ASCII is absent, and its number is known; blank ones were never sent."""
+    headers = [
+        (b"X-Tidegate-Session-Id", "ünï".encode()),
+        (b"x-session-id", b" "),
+        (b"thread-id", b"T"),
+        (b"accept", b"\xff"),
+    ]
+    assert unreadable_identity(headers, read_headers(headers)) == 1
 
 
 def test_peer_extension_in_the_body_is_refused() -> None:

@@ -23,7 +23,8 @@ identity at all: the request is a session of its own."""
 class SessionKey(Message, frozen=True, kw_only=True, omit_defaults=False):
     """A session's identity inside the house: (tenant, family, root, agent), all four always written.
 
-    ``root`` is the harness's conversation or run; ``agent`` is empty for the root agent, else the sub-agent's own id.
+    ``root`` is the harness's conversation or run; ``agent`` is the sub-agent's own id, empty for the root agent and for
+    families whose sub-agents are sessions of their own (Dynamo, OpenCode): there only the parent is known.
     """
 
     tenant: str = "default"

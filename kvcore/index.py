@@ -27,6 +27,8 @@ from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without
 from kvcore.residency import TIERS, ApplyResult, Masks, Residency, copies_in
 
 _SHRINK_FROM = 4_096
+MAX_GROUPS = 64
+"""Groups of one rank, those that form the prefix and others each; real engines have below ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,8 @@ class PrefixIndex:
         number, kind = event.group, event.group_kind
         if kind is not None and kind not in MAIN_KINDS:
             if number is not None:
-                owner.other_kinds[number] = kind
+                if len(owner.other_kinds) < MAX_GROUPS:
+                    owner.other_kinds[number] = kind
                 if number in owner.groups:  # taken for a main group before its kind was said
                     self._drop_group(owner, number)
         elif number is None and owner.groups:
@@ -276,7 +279,10 @@ class PrefixIndex:
         elif (number or 0) in owner.groups:
             return [owner.groups[number or 0]]
         elif kind is not None or ((number or 0) == 0 and 0 not in owner.other_kinds):
-            return [self._add_group(owner, number or 0)]
+            if len(owner.groups) < MAX_GROUPS:
+                return [self._add_group(owner, number or 0)]
+            result.rejected["too_many_groups"] += 1
+            return []
         result.other_groups += len(event.hashes)
         return []
 

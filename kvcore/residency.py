@@ -77,8 +77,8 @@ class ApplyResult:
     """What one batch did. Blocks: ``stored``, ``removed``, ``held`` (waiting for their parent or their tokens),
     ``unknown_removed`` (no copy to remove: no-op), ``other_groups`` (groups that do not form the prefix), ``dropped``
     (held too long), ``evicted`` (by the bound on the whole index). Events: ``cleared``, and ``rejected`` by reason
-    (those of `kvcore.events.Batch`, ``misaligned``, ``block_size``, ``hash_conflict``). ``block_size``: in tokens, as
-    learned so far."""
+    (those of `kvcore.events.Batch`, ``misaligned``, ``block_size``, ``hash_conflict``,
+    ``too_many_groups``). ``block_size``: in tokens, as learned so far."""
 
     stored: int = 0
     removed: int = 0

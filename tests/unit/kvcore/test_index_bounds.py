@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcore.dump import decode_dump
 from kvcore.errors import BadDumpError
 from kvcore.events import Stored, Tier
 from kvcore.hashing import chain_hashes
-from kvcore.index import IndexLimits, PrefixIndex
+from kvcore.index import MAX_GROUPS, IndexLimits, PrefixIndex
 from tests.unit.kvcore.making import batch, chain_of_names, reach, removed, stored, tiers
 
 
@@ -212,3 +213,21 @@ def test_any_damage_is_survived(data: st.DataObject) -> None:
         index.match(chain_of_names([0, 1, 2]))
         index.remove_worker(worker)
     assert index.stats().unique == 0
+
+
+def test_groups_of_a_rank_are_bounded() -> None:
+    """An engine that names a new group with every event: the first ones are kept, the others are counted."""
+    index = PrefixIndex()
+    result = index.apply(
+        "w",
+        0,
+        batch(
+            *(stored([0], group=number, kind="full_attention") for number in range(1000)),
+            *(stored([0], group=number, kind="sliding_window") for number in range(1000, 2000)),
+        ),
+    )
+    assert result.rejected["too_many_groups"] == 1000 - MAX_GROUPS
+    assert index.stats().resident == MAX_GROUPS
+    [dump] = decode_dump(index.dump()).ranks
+    assert len(dump.other_kinds) <= MAX_GROUPS
+    assert result.other_groups == 1000

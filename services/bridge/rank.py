@@ -39,6 +39,7 @@ from schemas.worker import RankStream
 from services.bridge.endpoints import RankSource
 
 _RANKS_REMEMBERED = 8
+_NAMES_REMEMBERED = 64
 _NO_REPLAY = "no_replay"
 
 
@@ -95,7 +96,8 @@ class RankFeed:
     """The stream of one rank.
 
     ``base``: the process's start (Unix ms), or a stand-in where the engine hides it. ``suspect_since``: nobody knows
-    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last.
+    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last. ``names``:
+    the newest incarnations of this one.
     """
 
     source: RankSource
@@ -109,7 +111,7 @@ class RankFeed:
     counters: FeedCounters = field(default_factory=FeedCounters)
     _pending: deque[tuple[int, bytes]] = field(default_factory=deque)
     _pending_since: float = 0.0
-    _used: set[str] = field(default_factory=set)
+    names: deque[str] = field(default_factory=lambda: deque(maxlen=_NAMES_REMEMBERED))
     _seen_ranks: set[int] = field(default_factory=set)
     _fresh: bool = True
     _ticket: int = 0
@@ -277,11 +279,11 @@ class RankFeed:
         """Begin an incarnation. A name that stood for something else already would hide the change."""
         taken = self.previous.rpartition(".")[0] == self.base and self.previous != incarnation
         number = max(1, round(now * 1000))
-        while taken or incarnation in self._used:
+        while taken or incarnation in self.names:
             taken = False
             incarnation = f"{self.base}.{number}"
             number += 1
-        self._used.add(incarnation)
+        self.names.append(incarnation)
         self.incarnation = incarnation
 
     def _feed(self, event: StreamEvent, now: float) -> list[RankEffect]:

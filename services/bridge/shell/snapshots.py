@@ -74,7 +74,7 @@ class SnapshotDesk:
             return self._last
         dump, marks = self._dump()
         self._slot = (self._slot + 1) % SLOTS
-        key = f"{subjects.encode_id(self._worker)}.{self._slot}"
+        key = self._key(self._slot)
         try:
             await self._objects.put(key, dump)
         except BusError as error:
@@ -90,6 +90,14 @@ class SnapshotDesk:
             marks=marks,
         )
         return self._last
+
+    async def clear(self) -> None:
+        """The worker leaves: its dumps would stay in the store for ever. Raises `BusError`."""
+        for slot in range(SLOTS):
+            await self._objects.delete(self._key(slot))
+
+    def _key(self, slot: int) -> str:
+        return f"{subjects.encode_id(self._worker)}.{slot}"
 
     def _reply(self, askers: list[str], reply: SnapshotReply) -> None:
         payload = to_json(reply)

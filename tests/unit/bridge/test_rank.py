@@ -384,3 +384,14 @@ def test_process_named_late_is_read_from_its_start() -> None:
     name = f"{at.started_ms}.0"
     assert [number for incarnation, number in at.forwarded() if incarnation == name] == [0, 1, 2]
     assert at.feed.state() == ("synced", None)
+
+
+def test_names_of_many_losses_differ_and_are_not_kept_for_ever() -> None:
+    """A stream that loses history again and again, for months: each loss has a name of its own, few are remembered."""
+    at = world(WITHOUT_REPLAY)
+    at.connect()
+    for number in range(300):
+        at.publish(2 * number)
+        at.tick(2.0)
+    assert len({incarnation for incarnation, _ in at.forwarded()}) == len(at.forwarded()) == 300
+    assert len(at.feed.names) <= 64

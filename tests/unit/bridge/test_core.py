@@ -37,7 +37,7 @@ from services.bridge.events import (
 from services.bridge.profile import MetricsReport, ModelsReport
 
 SOURCE = RankSource(0, "tcp://e:1", "tcp://e:2")
-SIGHT = Sight(ModelsReport("tiny", ("tiny",), 640, "vllm"), "0.32.0")
+SIGHT = Sight(ModelsReport("tiny", ("tiny",), max_model_len=640, engine="vllm"), "0.32.0")
 METRICS = MetricsReport("vllm", 1000.0, 16, 1024)
 
 

@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from bus.nats import NatsBus, connect
 
 START_TIMEOUT_S = 20.0
 
@@ -149,3 +153,17 @@ class NatsServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+
+
+@asynccontextmanager
+async def running_bus(directory: Path) -> AsyncIterator[tuple[NatsServer, NatsBus]]:
+    """A server and a connection to it, for what outlives one test; a single test takes the fixture ``bus``."""
+    server = NatsServer(directory / "nats").start()
+    try:
+        bus = await connect(server.url, name="test", timeout_s=10)
+        try:
+            yield server, bus
+        finally:
+            await bus.close()
+    finally:
+        server.stop()

@@ -10,7 +10,7 @@ import statistics
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -32,20 +32,6 @@ Start = Callable[..., AbstractAsyncContextManager[HelperProcess]]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats").start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def bus(server: NatsServer) -> AsyncIterator[NatsBus]:
-    bus = await connect(server.url, name="test", timeout_s=10)
-    yield bus
-    await bus.close()
-
-
-@pytest.fixture
 async def world(bus: NatsBus) -> AsyncIterator[World]:
     world = World(bus)
     await world.start()
@@ -54,14 +40,14 @@ async def world(bus: NatsBus) -> AsyncIterator[World]:
 
 
 @pytest.fixture
-def start(server: NatsServer, tmp_path: Path) -> Start:
+def start(nats_server: NatsServer, tmp_path: Path) -> Start:
     """Start an admission process; it leads (or, told so, stands by) when this returns."""
 
     @asynccontextmanager
     async def start(
         name: str = "admission-1", *, label: str = "", leads: bool = True, **settings: object
     ) -> AsyncIterator[HelperProcess]:
-        known: dict[str, object] = {"nats_url": server.url, "instance": name, "warmup_s": 0.4}
+        known: dict[str, object] = {"nats_url": nats_server.url, "instance": name, "warmup_s": 0.4}
         arguments = settings_arguments({**known, **settings})
         async with python_process("services.admission", *arguments, directory=tmp_path, name=label or name) as process:
             await process.wait_said("leadership key=admission epoch=" if leads else "service_started")
@@ -337,9 +323,9 @@ async def test_a_route_policy_can_choose_and_can_do_no_harm(
 
 
 @pytest.mark.parametrize("index", ["absent", "late"])
-async def test_without_an_index_turns_run_and_say_blind(start: Start, server: NatsServer, index: str) -> None:
+async def test_without_an_index_turns_run_and_say_blind(start: Start, nats_server: NatsServer, index: str) -> None:
     """Failure mode: the indexer is down or hangs: granted within the deadline, marked blind with the reason."""
-    bus = await connect(server.url, name="test-blind", timeout_s=10)
+    bus = await connect(nats_server.url, name="test-blind", timeout_s=10)
     world = World(bus)
     await world.start(index=False)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Protocol
 
 from bus.interface import Bus, BusMessage
@@ -20,7 +19,6 @@ from services.indexer.config import IndexerSettings
 from services.indexer.shell.service import IndexerService
 from services.indexer.source import Source
 from tests.integration.bridge.scripted_engine import ScriptedEngine
-from tests.support.nats import NatsServer
 
 WAIT_S = 10.0
 
@@ -28,16 +26,6 @@ WAIT_S = 10.0
 class Runnable(Protocol):
     async def start(self, bus: Bus, tasks: Tasks) -> None: ...
     async def stop(self, timeout_s: float) -> None: ...
-
-
-@asynccontextmanager
-async def nats_server(directory: Path, max_payload: int = 8 * 1024 * 1024) -> AsyncIterator[str]:
-    """A server's URL."""
-    server = NatsServer(directory / "nats", max_payload=max_payload).start()
-    try:
-        yield server.url
-    finally:
-        server.stop()
 
 
 @asynccontextmanager

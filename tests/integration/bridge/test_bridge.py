@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,24 +20,12 @@ from schemas.hint import HintAction, HintCommand, HintEnvelope, HintResult
 from schemas.kv import KvHeaders, SnapshotReply, SnapshotRequest
 from schemas.session import SessionKey
 from schemas.worker import RankStream, WorkerState
-from tests.integration.bridge.house import Watcher, nats_server, running_bridge, until, until_async
+from tests.integration.bridge.house import Watcher, running_bridge, until, until_async
 from tests.integration.bridge.scripted_engine import ScriptedEngine, batch, removed, stored
+from tests.support.nats import NatsServer
 
 FIRST = "1795973180250.0"
 SECOND = "1795973280250.0"
-
-
-@pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with nats_server(tmp_path) as address:
-        yield address
-
-
-@pytest.fixture
-async def bus(url: str) -> AsyncIterator[Bus]:
-    connection = await connect(url, name="test")
-    yield connection
-    await connection.close()
 
 
 class Stream:
@@ -360,17 +347,20 @@ async def test_engine_that_connects_to_us(url: str, bus: Bus) -> None:
 
 async def test_large_batches_travel_in_parts(tmp_path: Path) -> None:
     """User case E1: a batch beyond the bus's 64 KB goes as numbered parts that join to the engine's bytes."""
-    async with nats_server(tmp_path, max_payload=65_536) as url:
-        bus = await connect(url, name="test")
+    server = NatsServer(tmp_path / "nats", max_payload=65_536).start()
+    try:
+        bus = await connect(server.url, name="test")
         stream = await Stream.of(bus)
         payload = batch(*(stored([number], [number] * 4) for number in range(3000)))
         assert len(payload) > 3 * 65_536
-        async with ScriptedEngine() as engine, running_bridge(engine, url):
+        async with ScriptedEngine() as engine, running_bridge(engine, server.url):
             await engine.publish(payload)
             await until(lambda: b"".join(piece for _, piece in stream.messages()) == payload, "all parts")
         parts = [(headers.part, headers.parts) for headers, _ in stream.messages()]
         assert parts == [(number, len(parts)) for number in range(len(parts))]
         await bus.close()
+    finally:
+        server.stop()
 
 
 async def test_malformed_events_are_counted_and_forwarded(url: str, bus: Bus) -> None:
@@ -432,6 +422,25 @@ async def test_snapshot_that_the_store_lost_is_written_again(url: str, bus: Bus)
 
         await objects.delete(await key())
         await until_async(readable, "a snapshot that can be fetched")
+
+
+async def test_snapshots_of_a_bridge_that_leaves_go_with_it(url: str, bus: Bus) -> None:
+    """Workers come and go under new names: their dumps do not fill the store."""
+    stream = await Stream.of(bus)
+    objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+    async with ScriptedEngine(block_size=4) as engine:
+        async with running_bridge(engine, url):
+            keys = set()
+            for number in range(2):
+                await engine.publish(block(number))
+                await stream.until_numbers(number + 1)
+                question = to_json(SnapshotRequest(indexer="test"))
+                answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
+                keys.add(from_json(answer.payload, SnapshotReply).key)
+        assert len(keys) == 2
+        for key in keys:
+            with pytest.raises(KeyMissingError):
+                await objects.get(key)
 
 
 async def test_hints_are_answered(url: str, bus: Bus) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from bus import subjects
 from bus.interface import Bus
-from bus.nats import connect
 from schemas.admit import Grant
 from schemas.base import from_json, from_msgpack, to_json, to_msgpack
 from schemas.decision import Decision
@@ -23,7 +19,6 @@ from schemas.session import SessionIdentity, SessionKey
 from tests.integration.bridge.house import (
     Watcher,
     chain_of_prompt,
-    nats_server,
     running_bridge,
     running_indexer,
     source_of,
@@ -35,19 +30,6 @@ from tests.integration.bridge.scripted_engine import ScriptedEngine, batch, remo
 
 BLOCK = 4
 SESSION = SessionKey(family="dynamo", root="s1")
-
-
-@pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with nats_server(tmp_path) as address:
-        yield address
-
-
-@pytest.fixture
-async def bus(url: str) -> AsyncIterator[Bus]:
-    connection = await connect(url, name="test")
-    yield connection
-    await connection.close()
 
 
 def tokens(blocks: int, start: int = 0) -> list[int]:

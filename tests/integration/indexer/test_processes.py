@@ -8,17 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from bus import subjects
 from bus.interface import Bus
-from bus.nats import connect
 from schemas.base import from_json, from_msgpack, to_msgpack
 from schemas.index import IndexSource, MatchReply, MatchRequest, WorkerMatch
 from tests.integration.bridge.house import (
     Watcher,
     chain_of_prompt,
-    nats_server,
     running_indexer,
     until,
     until_async,
@@ -29,19 +25,6 @@ from tests.support.processes import HelperProcess, python_process, settings_argu
 BLOCK = 16
 MODEL = "sim-8b"
 SYNC_WITHIN_S = 5.0
-
-
-@pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with nats_server(tmp_path) as address:
-        yield address
-
-
-@pytest.fixture
-async def bus(url: str) -> AsyncIterator[Bus]:
-    connection = await connect(url, name="test")
-    yield connection
-    await connection.close()
 
 
 @asynccontextmanager

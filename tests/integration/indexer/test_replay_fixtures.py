@@ -6,9 +6,6 @@ all blocks: chain hash, group, tier and number of copies.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from bus import subjects
@@ -17,7 +14,7 @@ from kvcore.events import decode_batch
 from kvcore.index import Content, PrefixIndex
 from schemas.base import from_json, to_json
 from schemas.kv import RankMark, SnapshotReply, SnapshotRequest
-from tests.integration.bridge.house import nats_server, running_bridge, running_indexer, source_of, until_applied
+from tests.integration.bridge.house import running_bridge, running_indexer, source_of, until_applied
 from tests.integration.bridge.scripted_engine import ScriptedEngine, read_frames
 
 CHECK_EVERY = 8
@@ -35,12 +32,6 @@ STREAMS = {
     "sglang_0.5.23_radix_rank1": 16,
     "sglang_0.5.23_hicache_tiers": 16,
 }
-
-
-@pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with nats_server(tmp_path) as address:
-        yield address
 
 
 def meant_by(payloads: list[bytes], rank: int = 0) -> PrefixIndex:

@@ -26,7 +26,7 @@ from schemas.trace import RequestMetrics, TraceRow
 from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
 from services.ingress.config import IngressSettings
 from services.ingress.shell.service import IngressService
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, running_bus
 from tests.support.processes import HelperProcess, python_process, settings_arguments
 from web.client import Answer, AnswerStream, HttpClient, Timeouts
 from web.server import HttpServer, Request, Responder
@@ -280,10 +280,7 @@ class Stage:
 async def running_stage(directory: Path, engines: int = 2) -> AsyncIterator[Stage]:
     """nats-server and scripted engines."""
     async with AsyncExitStack() as stack:
-        nats = NatsServer(directory / "nats").start()
-        stack.callback(nats.stop)
-        bus = await connect(nats.url, name="test", timeout_s=10)
-        stack.push_async_callback(bus.close)
+        nats, bus = await stack.enter_async_context(running_bus(directory))
         tasks = Tasks()
         stack.push_async_callback(tasks.stop)
         known = {f"worker-{number}": ScriptedEngine() for number in range(engines)}
@@ -307,30 +304,9 @@ class System:
     engines: dict[str, SimulatedEngine]
     heartbeats: Heartbeats
 
-    @asynccontextmanager
-    async def door(self, **settings: Any) -> AsyncIterator[Door]:
+    def door(self, **settings: Any) -> AbstractAsyncContextManager[Door]:
         """An ingress in this process, ready."""
-        known: dict[str, Any] = {
-            "instance": "ingress-test",
-            "port": 0,
-            "stop_timeout_s": 5.0,
-            "nats_url": self.nats.url,
-        }
-        configured = IngressSettings(**{**known, **settings})
-        bus = await connect(self.nats.url, name=configured.instance, timeout_s=10)
-        tasks = Tasks()
-        service = IngressService(configured, CollectorRegistry())
-        client = HttpClient()
-        await service.start(bus, tasks)
-        try:
-            await until(lambda: service.not_ready() is None)
-            yield Door(service, client, tasks, bus)
-        finally:
-            await client.close()
-            await service.stop(configured.stop_timeout_s)
-            assert not tasks.failed.done(), tasks.failed.result()
-            await tasks.stop()
-            await bus.close()
+        return open_door(self.nats.url, **settings)
 
     async def engine_of(self, session: str, door: Door) -> SimulatedEngine:
         """The engine on which a session lands: by asking once."""
@@ -345,10 +321,7 @@ class System:
 async def running_system(directory: Path, engines: int = 2) -> AsyncIterator[System]:
     """nats-server, engines with their bridges, and admission."""
     async with AsyncExitStack() as stack:
-        nats = NatsServer(directory / "nats").start()
-        stack.callback(nats.stop)
-        bus = await connect(nats.url, name="test", timeout_s=10)
-        stack.push_async_callback(bus.close)
+        nats, bus = await stack.enter_async_context(running_bus(directory))
         client = HttpClient()
         stack.push_async_callback(client.close)
         admission = await stack.enter_async_context(

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.error import HTTPError
@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from bus.errors import BusTimeoutError, NotConnectedError
-from bus.nats import NatsBus, connect
+from bus.nats import NatsBus
 from bus.subjects import trace
 from schemas.base import to_json
 from schemas.session import SessionKey
@@ -29,24 +29,14 @@ StartRecorder = Callable[..., AbstractAsyncContextManager[HelperProcess]]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats").start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def bus(server: NatsServer) -> AsyncIterator[NatsBus]:
-    bus = await connect(server.url, name="test", timeout_s=10)
-    yield bus
-    await bus.close()
-
-
-@pytest.fixture
-def start(server: NatsServer, tmp_path: Path) -> StartRecorder:
+def start(nats_server: NatsServer, tmp_path: Path) -> StartRecorder:
     @asynccontextmanager
     async def start(name: str = "recorder", **settings: object) -> AsyncIterator[HelperProcess]:
-        known: dict[str, object] = {"nats_url": server.url, "directory": tmp_path / "traces", "flush_interval_ms": 50}
+        known: dict[str, object] = {
+            "nats_url": nats_server.url,
+            "directory": tmp_path / "traces",
+            "flush_interval_ms": 50,
+        }
         arguments = settings_arguments({**known, **settings})
         async with python_process("services.recorder", *arguments, directory=tmp_path, name=name) as process:
             yield process
@@ -193,15 +183,15 @@ async def test_segments_roll_and_a_bad_row_harms_none(bus: NatsBus, start: Start
 
 
 async def test_the_bus_may_be_killed_and_come_back(
-    server: NatsServer, bus: NatsBus, start: StartRecorder, tmp_path: Path
+    nats_server: NatsServer, bus: NatsBus, start: StartRecorder, tmp_path: Path
 ) -> None:
     """kill -9 of nats-server between rows: the recorder waits, resumes, and doubles nothing."""
     directory = tmp_path / "traces"
     async with start() as process:
         await publish(bus, 0, 50)
         await wait_recorded(process, directory, 50)
-        server.kill()
-        server.start()
+        nats_server.kill()
+        nats_server.start()
         await publish_when_back(bus, 50, 50)
         await wait_recorded(process, directory, 100)
         assert await process.stop() == 0

@@ -6,34 +6,20 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from bus.errors import BusTimeoutError, NotConnectedError
-from bus.nats import NatsBus, connect
+from bus.nats import NatsBus
 from bus.subjects import trace
 from schemas.base import to_json
 from schemas.session import SessionKey
 from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
 from tests.support.nats import NatsServer
 from tests.support.processes import HelperProcess, start_process
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats").start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def bus(server: NatsServer) -> AsyncIterator[NatsBus]:
-    bus = await connect(server.url, name="test", timeout_s=10)
-    yield bus
-    await bus.close()
 
 
 @asynccontextmanager
@@ -83,21 +69,21 @@ ROWS = (row(0, "a"), row(1, "b", worker="w2"), row(2, "a", model="other model"),
     ],
 )
 async def test_tail_filters(
-    options: tuple[str, ...], expected: list[str], server: NatsServer, bus: NatsBus, tmp_path: Path
+    options: tuple[str, ...], expected: list[str], nats_server: NatsServer, bus: NatsBus, tmp_path: Path
 ) -> None:
     """By session, model (any characters) and worker; bare rows; --count ends it with code 0."""
     await publish(bus, *ROWS)
     count = ("--count", str(len(expected)))
-    arguments = ("tail", "--json", "--from-start", "--nats", server.url, *options, *count)
+    arguments = ("tail", "--json", "--from-start", "--nats", nats_server.url, *options, *count)
     async with tidegate(tmp_path, *arguments) as process:
         assert await process.wait() == 0
         assert shown(process) == expected
         assert process.stdout.splitlines()[0].encode() in {to_json(item) for item in ROWS}
 
 
-async def test_tail_follows_and_ends_cleanly_on_ctrl_c(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+async def test_tail_follows_and_ends_cleanly_on_ctrl_c(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
     """Rows published while it runs are shown; SIGINT ends it with code 0 and no traceback."""
-    async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", server.url) as process:
+    async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", nats_server.url) as process:
         await publish(bus, ROWS[0])
         await process.wait_for(lambda: len(process.stdout.splitlines()) == 1)
         await publish(bus, *ROWS[1:])
@@ -108,10 +94,10 @@ async def test_tail_follows_and_ends_cleanly_on_ctrl_c(server: NatsServer, bus: 
         assert process.stderr == ""
 
 
-async def test_tail_into_a_closed_pipe_ends_quietly(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+async def test_tail_into_a_closed_pipe_ends_quietly(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
     """`tidegate tail | head -1` is how people use it."""
     await publish(bus, *ROWS)
-    program = f"{sys.executable} -m tidegate tail --json --from-start --nats {server.url} | head -1"
+    program = f"{sys.executable} -m tidegate tail --json --from-start --nats {nats_server.url} | head -1"
     process = await start_process(["/bin/bash", "-o", "pipefail", "-c", program], tmp_path, name="pipe")
     try:
         publishing = asyncio.ensure_future(keep_publishing(bus))
@@ -145,9 +131,11 @@ async def test_without_a_bus_the_commands_say_what_to_do(tmp_path: Path) -> None
         assert "tidegate up" in check["fix"]
 
 
-async def test_the_doctor_names_what_is_missing_on_a_bare_bus(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+async def test_the_doctor_names_what_is_missing_on_a_bare_bus(
+    nats_server: NatsServer, bus: NatsBus, tmp_path: Path
+) -> None:
     """A bus and nothing else: no stream, no front door, no worker; each with what to do about it."""
-    async with tidegate(tmp_path, "doctor", "--json", "--nats", server.url) as process:
+    async with tidegate(tmp_path, "doctor", "--json", "--nats", nats_server.url) as process:
         assert await process.wait() == 1
         checks = {check["name"]: check for check in json.loads(process.stdout)["checks"]}
     assert checks["bus"]["verdict"] == "ok"
@@ -157,13 +145,13 @@ async def test_the_doctor_names_what_is_missing_on_a_bare_bus(server: NatsServer
     assert checks["service recorder"]["verdict"] == "warning"
 
 
-async def test_the_doctor_bears_strangers(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+async def test_the_doctor_bears_strangers(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
     """Answers to `$SRV.PING` that are no service's, and worker facts that are none, are counted among nobody."""
 
     replies: list[str] = []
     subscription = await bus.subscribe("$SRV.PING", lambda message: replies.append(message.reply or ""))
     await bus.flush()
-    async with tidegate(tmp_path, "doctor", "--json", "--nats", server.url) as process:
+    async with tidegate(tmp_path, "doctor", "--json", "--nats", nats_server.url) as process:
         await process.wait_for(lambda: bool(replies))
         for payload in (b"not JSON", b"[]", b"{}", b'{"name": "elsewhere", "metadata": 7}'):
             bus.publish(replies[0], payload)
@@ -174,13 +162,13 @@ async def test_the_doctor_bears_strangers(server: NatsServer, bus: NatsBus, tmp_
     assert process.stderr == ""
 
 
-async def test_tail_goes_on_when_the_bus_comes_back(server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+async def test_tail_goes_on_when_the_bus_comes_back(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
     """kill -9 of nats-server under a running tail: rows of before and after, each once."""
-    async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", server.url) as process:
+    async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", nats_server.url) as process:
         await publish(bus, ROWS[0])
         await process.wait_for(lambda: len(process.stdout.splitlines()) == 1)
-        server.kill()
-        server.start()
+        nats_server.kill()
+        nats_server.start()
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -194,9 +182,9 @@ async def test_tail_goes_on_when_the_bus_comes_back(server: NatsServer, bus: Nat
         assert shown(process) == ["r0", "r1", "r2", "r3"]
 
 
-async def test_the_doctor_speaks_to_people(server: NatsServer, tmp_path: Path) -> None:
+async def test_the_doctor_speaks_to_people(nats_server: NatsServer, tmp_path: Path) -> None:
     """A table with a fix under what is not well, without colour codes where it is no terminal."""
-    async with tidegate(tmp_path, "doctor", "--nats", server.url) as process:
+    async with tidegate(tmp_path, "doctor", "--nats", nats_server.url) as process:
         assert await process.wait() == 1
         assert "-> " in process.stdout
         assert "something must be fixed" in process.stdout

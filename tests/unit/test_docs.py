@@ -36,17 +36,16 @@ OTHER_VARIABLES = {"TIDEGATE_BASE_IMAGE", "TIDEGATE_NATS_IMAGE", "TIDEGATE_IMAGE
 
 def setting_variables() -> set[str]:
     names = {f"TIDEGATE_{field.name.upper()}" for field in fields(CommonSettings)}
-    for section, kind in {**SETTINGS, "up": UpSettings}.items():
+    sections: dict[str, type[CommonSettings]] = {**SETTINGS, "up": UpSettings}
+    for section, kind in sections.items():
         names |= {f"TIDEGATE_{section.upper()}_{field.name.upper()}" for field in fields(kind)}
     return names
 
 
 def test_every_field_of_a_row_is_explained() -> None:
     """The table in docs/operations.md has each field, by its name."""
-    missing = []
-    for struct in (TraceRow, AgentContext, RequestMetrics):
-        missing += [field.name for field in fields(struct) if not re.search(rf"[`.]{field.name}`", OPERATIONS)]
-    assert [name for name in missing if name != "request"] == []
+    names = [field.name for field in (*fields(TraceRow), *fields(AgentContext), *fields(RequestMetrics))]
+    assert [name for name in names if name != "request" and not re.search(rf"[`.]{name}`", OPERATIONS)] == []
 
 
 def test_every_metric_that_is_explained_exists() -> None:

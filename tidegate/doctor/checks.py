@@ -149,7 +149,7 @@ def check_tokenizer(model: str, answers: bool, problem: str) -> Check:
     name = f"tokenizer {model}"
     if answers:
         return Check(name=name, verdict="ok", found="the engine's /tokenize answers")
-    fix = "give the front door a local one: [ingress] tokenizers; without any, requests go by session and load"
+    fix = "harmless where the front door has a local one ([ingress] tokenizers); else requests go by session and load"
     return Check(name=name, verdict="warning", found=problem, fix=fix)
 
 
@@ -179,8 +179,11 @@ _SERVICES = {
 """Service to what is missing without it."""
 
 
-def check_ready(name: str, url: str, why_not: str | None) -> Check:
-    """A readiness page."""
+def check_ready(name: str, url: str, why_not: str | None, *, out_of_reach: bool = False) -> Check:
+    """A readiness page. ``out_of_reach``: its service answers on the bus, and nobody at this address does."""
     if why_not is None:
         return Check(name=name, verdict="ok", found=f"ready at {url}")
+    if out_of_reach:
+        fix = "ask on its own machine; or let its page listen where you can reach it: http_host"
+        return Check(name=name, verdict="warning", found=f"{url} from here: {why_not}", fix=fix)
     return Check(name=name, verdict="failed", found=why_not, fix=f"see its log; ask again: curl {url}/readyz")

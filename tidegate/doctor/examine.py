@@ -20,7 +20,7 @@ from tidegate.doctor.checks import Check
 from tidegate.errors import NoBusError
 from tidegate.locate import Located, open_bus
 from web.client import HttpClient, Timeouts
-from web.errors import WebError
+from web.errors import ConnectError, WebError
 
 LISTEN_S = 2.5
 _ASK_S = 2.0
@@ -152,7 +152,10 @@ class Examination:
             if isinstance(metadata, Mapping) and metadata.get("http"):
                 instance = metadata.get("instance") or service.get("id")
                 pages[f"ready {instance}"] = str(metadata["http"])
+        distant = set(pages)
         if self._located.state is not None:
+            here = {page.removesuffix("/readyz") for page in self._located.state.health.values()}
+            distant = {name for name, page in pages.items() if page.rstrip("/") not in here}
             known = {page.rstrip("/") for page in pages.values()}
             for child, page in self._located.state.health.items():
                 base = page.removesuffix("/readyz")
@@ -163,19 +166,25 @@ class Examination:
             pages["front door"] = door.rstrip("/").removesuffix("/v1")
         found = []
         for name, page in pages.items():
-            found.append(checks.check_ready(name, page, await self._fetch("GET", f"{page}/readyz")))
+            reached, why_not = await self._ask("GET", f"{page}/readyz")
+            found.append(checks.check_ready(name, page, why_not, out_of_reach=name in distant and not reached))
         return found
 
     async def _fetch(self, method: str, url: str, body: bytes = b"") -> str | None:
         """``None`` for 2xx, else what is wrong."""
+        _, problem = await self._ask(method, url, body)
+        return problem
+
+    async def _ask(self, method: str, url: str, body: bytes = b"") -> tuple[bool, str | None]:
+        """Whether anybody answers there, and what is wrong (``None`` for 2xx)."""
         headers = [(b"content-type", b"application/json")] if body else []
         try:
             answer = await self._http.fetch(method, url, headers, body, Timeouts(connect_s=1.0, total_s=_ASK_S))
         except WebError as error:
-            return str(error)
+            return not isinstance(error, ConnectError), str(error)
         if 200 <= answer.status < 300:
-            return None
-        return answer.body.decode(errors="replace").strip()[:200] or f"status {answer.status}"
+            return True, None
+        return True, answer.body.decode(errors="replace").strip()[:200] or f"status {answer.status}"
 
 
 def _read_service(payload: bytes) -> dict[str, Any] | None:

@@ -162,6 +162,25 @@ async def test_the_doctor_bears_strangers(nats_server: NatsServer, bus: NatsBus,
     assert process.stderr == ""
 
 
+async def test_a_page_out_of_the_doctors_reach_is_no_failure(
+    nats_server: NatsServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    """The service answers on the bus, its health page listens on another machine's loopback: a warning that says so."""
+    answer = {"name": "tidegate-hints", "metadata": {"instance": "hints-1", "http": "http://127.0.0.1:9"}}
+    replies: list[str] = []
+    subscription = await bus.subscribe("$SRV.PING", lambda message: replies.append(message.reply or ""))
+    await bus.flush()
+    async with tidegate(tmp_path, "doctor", "--json", "--nats", nats_server.url) as process:
+        await process.wait_for(lambda: bool(replies))
+        bus.publish(replies[0], json.dumps(answer).encode())
+        assert await process.wait() == 1
+        checks = {check["name"]: check for check in json.loads(process.stdout)["checks"]}
+    await subscription.unsubscribe()
+    assert checks["service hints"]["verdict"] == "ok"
+    assert checks["ready hints-1"]["verdict"] == "warning"
+    assert "from here" in checks["ready hints-1"]["found"]
+
+
 async def test_tail_goes_on_when_the_bus_comes_back(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
     """kill -9 of nats-server under a running tail: rows of before and after, each once."""
     async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", nats_server.url) as process:

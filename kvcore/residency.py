@@ -262,7 +262,7 @@ class Residency:
             return 0
         event = waiting.event
         self.held -= len(event.hashes)
-        if event.parent is not None and (others := self._by_parent.get(event.parent)):
+        if event.tokens and event.parent is not None and (others := self._by_parent.get(event.parent)):
             others.remove(waiting)
             if not others:
                 del self._by_parent[event.parent]

@@ -231,3 +231,13 @@ def test_groups_of_a_rank_are_bounded() -> None:
     [dump] = decode_dump(index.dump()).ranks
     assert len(dump.other_kinds) <= MAX_GROUPS
     assert result.other_groups == 1000
+
+
+def test_a_dropped_placeholder_leaves_those_who_wait_for_its_parent() -> None:
+    """Offloaded blocks without tokens may name a parent too: dropping them forgets nobody who waits for that parent."""
+    index = PrefixIndex(IndexLimits(max_held=2))
+    index.apply("w", 0, batch(stored([5], 4, with_tokens=False)))
+    index.apply("w", 0, batch(stored([6], 4)))
+    assert index.apply("w", 0, batch(stored([7], 4))).dropped == 1
+    index.apply("w", 0, batch(stored([4])))
+    assert reach(index, [4, 6]) == reach(index, [4, 7]) == 2

@@ -111,12 +111,14 @@ class RankFeed:
     counters: FeedCounters = field(default_factory=FeedCounters)
     _pending: deque[tuple[int, bytes]] = field(default_factory=deque)
     _pending_since: float = 0.0
+    _stale: int = 0  # of those pending: from before the socket was lost last
     names: deque[str] = field(default_factory=lambda: deque(maxlen=_NAMES_REMEMBERED))
     _seen_ranks: set[int] = field(default_factory=set)
     _fresh: bool = True
     _ticket: int = 0
     _probe: int | None = None
-    _fetch: tuple[int, int] | None = None
+    _fetch: tuple[int, int, int] | None = None  # ticket, the machine's token, start
+    _unanswered: tuple[int, int] | None = None  # token, start
     _heard_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -136,8 +138,7 @@ class RankFeed:
         if not self._pending:
             self._pending_since = now
         if len(self._pending) >= self.rules.hold_limit:
-            self._pending.popleft()
-            self.counters.overflowed += 1
+            self._drop_pending(1)
         self._pending.append((seq, payload))
         return []
 
@@ -145,6 +146,7 @@ class RankFeed:
         """The socket lost its peer."""
         self.connected = False
         self.suspect_since = now
+        self._stale = len(self._pending)
 
     def connected_now(self, now: float) -> None:
         """The socket stands (again); only a page asked from now on tells which process is behind it."""
@@ -159,6 +161,8 @@ class RankFeed:
         out: list[RankEffect] = []
         known = bool(self.base)
         base = str(started_ms) if started_ms is not None else self.base or f"u{round(now * 1000)}"
+        if base != self.base or started_ms is None:
+            self._drop_pending(self._stale)  # they may be of another process than the one that answered
         if base != self.base:
             self.base = base
             self._name(f"{base}.0", now)
@@ -187,8 +191,9 @@ class RankFeed:
         """Time passes: postponed fetches, batches that waited too long for a name, probes of a silent rank."""
         out: list[RankEffect] = []
         if self._pending and now - self._pending_since >= self.rules.identify_timeout_s and self.base:
+            self._drop_pending(self._stale)
             out += self._release(now)
-        if self.machine.wake_at is not None and now >= self.machine.wake_at:
+        if self.suspect_since is None and self.machine.wake_at is not None and now >= self.machine.wake_at:
             out += self._feed(Tick(), now)
         if self.suspect_since is None and now - self._heard_at >= self.rules.probe_after_s:
             out += self._start_probe(now)
@@ -199,7 +204,13 @@ class RankFeed:
     ) -> list[RankEffect]:
         """A replay came to its end (or to a ``problem``, with what had come until then)."""
         out: list[RankEffect] = []
-        if ticket == self._probe:
+        if self.suspect_since is not None:
+            # The socket was lost since: another process may have answered. Asked again once it has a name.
+            if ticket == self._probe:
+                self._probe = None
+            elif self._fetch is not None and ticket == self._fetch[0]:
+                self._unanswered, self._fetch = self._fetch[1:], None
+        elif ticket == self._probe:
             self._probe = None
             news = [(seq, payload) for seq, payload in batches if seq > self.machine.last]
             self.counters.probes_found += bool(news)
@@ -257,10 +268,23 @@ class RankFeed:
 
     # Inside
 
+    def _drop_pending(self, count: int) -> None:
+        """Give up the oldest ``count`` of those that wait; the hole is noticed like any other."""
+        for _ in range(count):
+            self._pending.popleft()
+        self.counters.overflowed += count
+        self._stale = max(0, self._stale - count)
+
     def _release(self, now: float) -> list[RankEffect]:
         self.suspect_since = None
+        self._stale = 0
         self._heard_at = now
         out: list[RankEffect] = []
+        if self._unanswered is not None:
+            token, start = self._unanswered
+            self._ticket += 1
+            self._fetch, self._unanswered, self._probe = (self._ticket, token, start), None, None
+            out.append(Ask(start, self._ticket))
         while self._pending:
             seq, payload = self._pending.popleft()
             out += self._feed(LiveBatch(seq, payload), now)
@@ -302,7 +326,8 @@ class RankFeed:
                     case Fetch():
                         if self.source.replay:
                             self._ticket += 1
-                            self._fetch = (self._ticket, effect.token)
+                            self._fetch = (self._ticket, effect.token, effect.from_seq)
+                            self._unanswered = None
                             self._probe = None
                             out.append(Ask(effect.from_seq, self._ticket))
                         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -395,3 +395,71 @@ def test_names_of_many_losses_differ_and_are_not_kept_for_ever() -> None:
         at.tick(2.0)
     assert len({incarnation for incarnation, _ in at.forwarded()}) == len(at.forwarded()) == 300
     assert len(at.feed.names) <= 64
+
+
+def test_nameless_batches_of_a_process_that_died_are_not_the_next_ones() -> None:
+    """Batches that still wait for a name when their process is lost: kept for the same process, not for another one."""
+    for restarts in (False, True):
+        at = world()
+        at.connect()
+        at.publish(0)
+        at.feed.disconnected(at.now)
+        at.feed.connected_now(at.now)
+        at.publish(1)
+        at.feed.disconnected(at.now)
+        if restarts:
+            at.restart()
+        at.feed.connected_now(at.now)
+        at.publish(0 if restarts else 2)
+        at.identify()
+        at.publish(1 if restarts else 3)
+        sent = [effect.payload.decode() for effect in at.out if isinstance(effect, Forward)]
+        of_next = ["1005000/0", "1005000/1"] if restarts else ["1000000/1", "1000000/2", "1000000/3"]
+        assert sent == ["1000000/0", *of_next]
+        assert at.feed.state() == ("synced", None)
+        assert at.feed.counters.overflowed == restarts
+
+
+def test_nobody_is_asked_for_history_while_the_process_is_unknown() -> None:
+    """A hole of the old process is not filled by whoever answers now; it waits for the name."""
+    at = World(RankFeed(WITH_REPLAY, replace(RULES, replay_attempts=3)))
+    at.connect()
+    at.publish(0)
+    at.publish(1, heard=False)
+    at.problem = "replay_timeout"
+    at.publish(2)
+    at.feed.disconnected(at.now)
+    before = len(at.asked)
+    at.tick(3.0)
+    assert len(at.asked) == before
+    at.problem = None
+    at.connect()
+    at.tick(3.0)
+    assert [number for _, number in at.forwarded()] == [0, 1, 2]
+
+
+def test_history_that_another_process_may_have_answered_is_asked_for_again() -> None:
+    """Asked before the socket was lost, answered after: by whom? Nothing of it is taken, and nothing stays missing."""
+    for restarts in (False, True):
+        at = world()
+        at.connect()
+        at.publish(0)
+        at.publish(1, heard=False)
+        [ask] = [
+            effect
+            for effect in at.feed.batch(2, at.history.setdefault(2, b"1000000/2"), at.now)
+            if isinstance(effect, Ask)
+        ]
+        at.feed.disconnected(at.now)
+        if restarts:
+            at.restart()
+            for seq in range(3):
+                at.publish(seq, heard=False)
+        answer = tuple((seq, payload) for seq, payload in sorted(at.history.items()) if seq >= ask.start)
+        assert at.feed.replayed(ask.ticket, answer, None, at.now) == []
+        at.connect()
+        assert [effect.payload for effect in at.out if isinstance(effect, Forward)] == [
+            b"1000000/0",
+            *([b"1005000/0", b"1005000/1", b"1005000/2"] if restarts else [b"1000000/1", b"1000000/2"]),
+        ]
+        assert at.feed.state() == ("synced", None)

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import zmq
 import zmq.asyncio
 
+from bus.log import EventLog
 from kvcore.errors import BadReplayError
 from kvcore.replay import ReplayBatch, parse_reply, request_frames
+
+log = EventLog(__name__)
 
 MAX_BATCHES = 200_000
 """Batches that one replay may bring; an engine keeps 10,000 unless told otherwise."""
@@ -25,7 +28,8 @@ MAX_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came. ``problem``: why the end mark did not (``replay_timeout``, ``bad_replay``, ``replay_too_large``)."""
+    """What came. ``problem``: why the end mark did not (``replay_timeout``, ``bad_replay``, ``replay_too_large``,
+    ``bad_endpoint``)."""
 
     batches: tuple[tuple[int, bytes], ...]
     problem: str | None = None
@@ -43,7 +47,8 @@ async def fetch_replay(context: zmq.asyncio.Context, endpoint: str, start: int, 
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            return Replayed((), f"bad_endpoint: {error}")
+            log.warning("replay_endpoint_unusable", endpoint=endpoint, detail=str(error))
+            return Replayed((), "bad_endpoint")
         try:
             async with asyncio.timeout(timeout_s):
                 await socket.send_multipart(request_frames(start))

@@ -142,6 +142,25 @@ def bridge(**changes: object) -> Bridge:
     return Bridge(IndexerCore(IndexerSettings(instance="indexer-1", **changes), 1))  # type: ignore[arg-type]
 
 
+def ended(number: int, usage: Usage, predicted: int | None = None) -> RequestEnded:
+    """A request that rank 0 of worker ``w`` served well."""
+    end = RequestEnd(
+        source="ingress-1",
+        epoch=1,
+        seq=number,
+        at_ms=0,
+        request_id=str(number),
+        model="tiny",
+        identity=SessionIdentity(key=SessionKey(root="s"), session_id="s"),
+        outcome="completed",
+        worker="w",
+        rank=0,
+        predicted_cached_tokens=predicted,
+        usage=usage,
+    )
+    return RequestEnded(end)
+
+
 def test_stream_from_its_first_batch() -> None:
     """An indexer that heard the marked first batch needs no snapshot, whatever its number."""
     at = bridge()
@@ -352,20 +371,7 @@ def test_requests_without_events_make_a_source_approximate() -> None:
     at.beat()
     at.publish(stored(0))
     for number in range(3):
-        end = RequestEnd(
-            source="ingress-1",
-            epoch=1,
-            seq=number,
-            at_ms=0,
-            request_id=str(number),
-            model="tiny",
-            identity=SessionIdentity(key=SessionKey(root="s"), session_id="s"),
-            outcome="completed",
-            worker="w",
-            rank=0,
-            usage=Usage(input_tokens=100),
-        )
-        at.give(RequestEnded(end))
+        at.give(ended(number, Usage(input_tokens=100)))
     assert (at.match().health, at.match().reason) == ("approximate", "no_events")
     assert at.core.counters.parity_alarms == 1
     at.publish(stored(1))
@@ -483,21 +489,7 @@ def test_counts_of_a_worker_go_with_it() -> None:
     at.publish(stored(1), heard=False)
     at.publish(stored(2))
     at.answer()
-    end = RequestEnd(
-        source="ingress-1",
-        epoch=1,
-        seq=0,
-        at_ms=0,
-        request_id="r",
-        model="tiny",
-        identity=SessionIdentity(key=SessionKey(root="s"), session_id="s"),
-        outcome="completed",
-        worker="w",
-        rank=0,
-        predicted_cached_tokens=4,
-        usage=Usage(input_tokens=8, cached_tokens=4),
-    )
-    at.give(RequestEnded(end))
+    at.give(ended(0, Usage(input_tokens=8, cached_tokens=4), predicted=4))
     core = at.core
     assert core.gaps["w", "restored"] == core.predicted["w"] // 4 == 1
     at.beat("left")

@@ -6,7 +6,8 @@ TidegateError          1
 ├── AlreadyRunningError 1 a system runs in this workdir
 ├── ChildFailedError   1  a child process did not become ready, or gave up
 ├── MissingPartError   1  a package or program is not installed
-└── NoBusError         1  no bus answers
+├── NoBusError         1  no bus answers, or it is gone
+└── NoSystemError      1  no system runs in the folder that was named
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ class MissingPartError(TidegateError):
 
 
 class NoBusError(TidegateError):
-    """No bus answers at the address."""
+    """No bus answers at the address, or its system has stopped."""
 
     reason = "no_bus"
+
+
+class NoSystemError(TidegateError):
+    """The folder named by --workdir holds no running system."""
+
+    reason = "no_system"

@@ -1,4 +1,4 @@
-"""Which bus does a command mean? The option, the environment, a system running in the workdir, the usual address."""
+"""Which bus does a command mean? The options, the environment, a system running here, the usual address."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from bus.errors import NotConnectedError
 from bus.nats import NatsBus, connect
-from tidegate.errors import NoBusError
-from tidegate.supervisor.state import SystemState, read_state
+from bus.settings import redact
+from tidegate.errors import NoBusError, NoSystemError
+from tidegate.supervisor.state import DEFAULT_WORKDIR, FILE_NAME, SystemState, read_state
 
 USUAL_URL = "nats://127.0.0.1:4222"
 ENVIRONMENT_KEY = "TIDEGATE_NATS_URL"
@@ -18,25 +19,42 @@ ENVIRONMENT_KEY = "TIDEGATE_NATS_URL"
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The address, who gave it, and the state of the local system if there is one."""
+    """The address, who gave it, and the state of the local system if there is one.
+
+    ``workdir``: the folder whose ``up.json`` gave the address. ``guess``: nobody gave it; a sentence that says so.
+    """
 
     nats_url: str
     source: str
     state: SystemState | None
+    workdir: Path | None = None
+    guess: str = ""
+
+    @property
+    def shown_url(self) -> str:
+        """Without a password."""
+        return str(redact("nats_url", self.nats_url))
 
 
-def locate(nats: str | None, workdir: Path, environ: Mapping[str, str] | None = None) -> Located:
-    """``nats`` is the option's value."""
+def locate(nats: str | None, workdir: Path | None, environ: Mapping[str, str] | None = None) -> Located:
+    """``nats`` and ``workdir`` are the options' values. Raises `NoSystemError` for a ``workdir`` without a system."""
     environ = os.environ if environ is None else environ
-    state = read_state(workdir)
+    folder = workdir or Path(DEFAULT_WORKDIR)
+    state = read_state(folder)
     if nats:
         return Located(nats, "--nats", state if state and state.nats_url == nats else None)
-    if environ.get(ENVIRONMENT_KEY):
+    if workdir is not None and state is None:
+        raise NoSystemError(f"no system runs in {workdir} (it holds no {FILE_NAME}); start one with `tidegate up`")
+    if workdir is None and environ.get(ENVIRONMENT_KEY):
         url = environ[ENVIRONMENT_KEY]
         return Located(url, ENVIRONMENT_KEY, state if state and state.nats_url == url else None)
     if state is not None:
-        return Located(state.nats_url, str(workdir / "up.json"), state)
-    return Located(USUAL_URL, "the usual address", None)
+        return Located(state.nats_url, str(folder / FILE_NAME), state, folder)
+    guess = (
+        f"no system runs in {folder}, and neither --nats nor {ENVIRONMENT_KEY} is given: looking at {USUAL_URL}, which "
+        "may be somebody else's"
+    )
+    return Located(USUAL_URL, "the usual address", None, guess=guess)
 
 
 async def open_bus(located: Located, name: str, timeout_s: float = 3.0) -> NatsBus:
@@ -45,6 +63,6 @@ async def open_bus(located: Located, name: str, timeout_s: float = 3.0) -> NatsB
         return await connect(located.nats_url, name=name, timeout_s=timeout_s)
     except NotConnectedError as error:
         raise NoBusError(
-            f"no bus answers at {located.nats_url} (from {located.source}); start a system with `tidegate up`, "
+            f"no bus answers at {located.shown_url} (from {located.source}); start a system with `tidegate up`, "
             "or name the bus with --nats"
         ) from error

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tidegate.commands.options import DEFAULT_WORKDIR, find_bus_options
+from tidegate.commands.options import find_bus_options
 from tidegate.errors import MissingPartError, WrongUseError
 from tidegate.interrupt import until_interrupted
 from tidegate.locate import locate
@@ -65,7 +65,7 @@ def command(
         if url is None:
             work = run_own(shape, seed, engines, listener)
         else:
-            bus = locate(nats, workdir or Path(DEFAULT_WORKDIR))
+            bus = locate(nats, workdir)
             work = run_against(url.rstrip("/").removesuffix("/v1"), bus, model, shape, seed, listener)
         figures = asyncio.run(until_interrupted(work))
     if figures is None:

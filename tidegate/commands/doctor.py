@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tidegate.commands.options import DEFAULT_WORKDIR, find_bus_options
+from tidegate.commands.options import find_bus_options
 from tidegate.doctor.checks import Check, failed
 from tidegate.doctor.examine import examine
 from tidegate.interrupt import until_interrupted
@@ -36,7 +36,9 @@ def command(url: str | None, as_json: bool, nats: str | None, workdir: Path | No
       tidegate doctor --nats nats://10.0.0.5:4222 --url http://10.0.0.5:8080
       tidegate doctor --json | jq '.checks[] | select(.verdict != "ok")'
     """
-    located = locate(nats, workdir or Path(DEFAULT_WORKDIR))
+    located = locate(nats, workdir)
+    if located.guess:
+        click.echo(f"tidegate: {located.guess}", err=True)
     found = asyncio.run(until_interrupted(examine(located, url)))
     if found is None:
         return INTERRUPTED_EXIT

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from tidegate.supervisor.state import DEFAULT_WORKDIR
 
-DEFAULT_WORKDIR = ".tidegate"
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def nats_option(help_text: str) -> Callable[[F], F]:
@@ -25,5 +25,5 @@ def workdir_option(help_text: str) -> Callable[[F], F]:
 
 def find_bus_options(function: F) -> F:
     """``--nats`` and ``--workdir`` of commands that look for a running system."""
-    function = nats_option("The bus; default: TIDEGATE_NATS_URL, else the system running in --workdir.")(function)
+    function = nats_option("The bus; default: that of --workdir, else TIDEGATE_NATS_URL.")(function)
     return workdir_option(f"Folder of a running `tidegate up` (default {DEFAULT_WORKDIR}).")(function)

@@ -10,11 +10,13 @@ from pathlib import Path
 import click
 
 from bus import subjects
+from bus.interface import Bus
 from bus.subjects import ROOT
-from tidegate.commands.options import DEFAULT_WORKDIR, find_bus_options
+from tidegate.commands.options import find_bus_options
 from tidegate.interrupt import until_interrupted
 from tidegate.locate import Located, locate, open_bus
 from tidegate.rows import RowFilter, one_line, read_row
+from tidegate.watch import watch
 
 
 @click.command("tail")
@@ -37,35 +39,70 @@ def command(
 ) -> int:
     """Print finished requests (request_end rows) as they come.
 
+    What happens to the bus is said on standard error. It is waited for; only when the system found in --workdir was
+    stopped, and is not started again soon, the command ends, with exit code 1.
+
     \b
     Examples:
       tidegate tail
       tidegate tail --session my-run --json | jq .request.cached_tokens
       tidegate tail --from-start --count 100 --worker engine-1
     """
-    located = locate(nats, workdir or Path(DEFAULT_WORKDIR))
+    located = locate(nats, workdir)
+    if located.guess:
+        _say(located.guess)
+    elif nats is None:
+        _say(f"rows of {located.shown_url} (from {located.source})")
     wanted = RowFilter(session=session, model=model, worker=worker)
-    work = _tail(located, wanted, from_start=from_start, count=count, as_json=as_json)
-    asyncio.run(until_interrupted(work))
+    asyncio.run(until_interrupted(_tail(located, Printer(wanted, count, as_json), from_start)))
     return 0
 
 
-async def _tail(located: Located, wanted: RowFilter, *, from_start: bool, count: int | None, as_json: bool) -> None:
-    bus = await open_bus(located, "tidegate-tail")
-    try:
+def _say(what: str) -> None:
+    click.echo(f"tidegate: {what}", err=True)
+
+
+class Printer:
+    """Writes the wanted rows to standard output, ``count`` at most (``None``: all)."""
+
+    def __init__(self, wanted: RowFilter, count: int | None, as_json: bool) -> None:
+        self._wanted = wanted
+        self._left = count
+        self._as_json = as_json
         model = subjects.encode_id(wanted.model) if wanted.model is not None else "*"
-        subject = f"{ROOT}.trace.request_end.{model}.>"
-        shown = 0
-        async with aclosing(bus.tail(subject, from_start=from_start)) as rows:
+        self._subject = f"{ROOT}.trace.request_end.{model}.>"
+
+    async def run(self, bus: Bus, from_start: bool) -> None:
+        """Ends after ``count`` rows."""
+        async with aclosing(bus.tail(self._subject, from_start=from_start)) as rows:
             async for stored in rows:
-                row = read_row(stored.payload)
-                if row is None or not wanted.passes(row):
-                    continue
-                line = stored.payload if as_json else one_line(row).encode()
-                sys.stdout.buffer.write(line + b"\n")
-                sys.stdout.buffer.flush()
-                shown += 1
-                if shown == count:
+                self._print(stored.payload)
+                if self._left == 0:
                     return
-    finally:
-        await bus.close()
+
+    def _print(self, payload: bytes) -> None:
+        row = read_row(payload)
+        if row is None or not self._wanted.passes(row):
+            return
+        sys.stdout.buffer.write((payload if self._as_json else one_line(row).encode()) + b"\n")
+        sys.stdout.buffer.flush()
+        if self._left is not None:
+            self._left -= 1
+
+
+async def _tail(located: Located, printer: Printer, from_start: bool) -> None:
+    """Raises `NoBusError` when there is no bus, or no longer."""
+    while True:
+        bus = await open_bus(located, "tidegate-tail")
+        printing = asyncio.ensure_future(printer.run(bus, from_start))
+        watching = asyncio.ensure_future(watch(bus, located, _say))
+        try:
+            await asyncio.wait({printing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if printing.done():
+                return printing.result()
+            located, from_start = watching.result(), False  # what its stream holds may have been printed already
+        finally:
+            for task in (printing, watching):
+                task.cancel()
+            await asyncio.gather(printing, watching, return_exceptions=True)
+            await bus.close()

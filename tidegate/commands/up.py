@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from bus.settings import load_with_origins
-from tidegate.commands.options import DEFAULT_WORKDIR, nats_option, workdir_option
+from tidegate.commands.options import nats_option, workdir_option
 from tidegate.front_door import first_model
 from tidegate.interrupt import STOP_SIGNALS
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.layout import Stage
-from tidegate.supervisor.state import EngineState, SystemState
+from tidegate.supervisor.state import DEFAULT_WORKDIR, EngineState, SystemState
 from tidegate.supervisor.supervisor import ChildEvent
 from tidegate.supervisor.system import System
 

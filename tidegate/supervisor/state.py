@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 FILE_NAME = "up.json"
+DEFAULT_WORKDIR = ".tidegate"
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli import COMMANDS, main
-from tidegate.errors import PortTakenError
+from tidegate.errors import NoSystemError, PortTakenError
 from tidegate.locate import USUAL_URL, locate
 from tidegate.supervisor.ports import PortPicker, is_free
 from tidegate.supervisor.state import EngineState, SystemState, read_state, remove_state, write_state
@@ -68,31 +68,50 @@ def test_a_wrong_setting_in_a_file_is_named(
     assert "enginess" in capsys.readouterr().err
 
 
-def test_the_bus_is_looked_for_in_order(tmp_path: Path) -> None:
-    """The option, the environment, the running system, the usual address."""
-    assert locate(None, tmp_path, {}).nats_url == USUAL_URL
+def test_the_bus_is_looked_for_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--nats, --workdir, the environment, the system running here, the usual address, said to be a guess."""
+    monkeypatch.chdir(tmp_path)
+    workdir = tmp_path / ".tidegate"
+    workdir.mkdir()
+    guessed = locate(None, None, {})
+    assert guessed.nats_url == USUAL_URL
+    assert "no system runs in .tidegate" in guessed.guess
     state = SystemState(
         pid=1,
         url="http://127.0.0.1:8080",
         nats_url="nats://127.0.0.1:4333",
         model="m",
-        workdir=str(tmp_path),
+        workdir=str(workdir),
         traces="t",
         logs="l",
         engines=(EngineState(url="http://127.0.0.1:8101", worker="engine-1", simulated=True),),
         health={"ingress": "http://127.0.0.1:9101/readyz"},
     )
-    write_state(tmp_path, state)
-    assert read_state(tmp_path) == state
-    found = locate(None, tmp_path, {})
-    assert (found.nats_url, found.state) == ("nats://127.0.0.1:4333", state)
-    by_environment = locate(None, tmp_path, {"TIDEGATE_NATS_URL": "nats://far:4222"})
-    assert (by_environment.nats_url, by_environment.state) == ("nats://far:4222", None)
-    by_option = locate("nats://127.0.0.1:4333", tmp_path, {"TIDEGATE_NATS_URL": "nats://far:4222"})
+    write_state(workdir, state)
+    assert read_state(workdir) == state
+    far = {"TIDEGATE_NATS_URL": "nats://far:4222"}
+    for found in (locate(None, None, {}), locate(None, workdir, far)):
+        assert (found.nats_url, found.state, found.guess) == ("nats://127.0.0.1:4333", state, "")
+        assert found.workdir is not None
+    by_environment = locate(None, None, far)
+    assert (by_environment.nats_url, by_environment.state, by_environment.workdir) == ("nats://far:4222", None, None)
+    by_option = locate("nats://127.0.0.1:4333", workdir, far)
     assert (by_option.source, by_option.state) == ("--nats", state)
-    remove_state(tmp_path)
-    remove_state(tmp_path)
-    assert read_state(tmp_path) is None
+    remove_state(workdir)
+    remove_state(workdir)
+    assert read_state(workdir) is None
+
+
+@pytest.mark.parametrize("command", ["tail", "doctor"])
+def test_a_workdir_without_a_system_is_no_reason_to_look_elsewhere(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--workdir given and no system there: one sentence and code 1, whoever listens on the usual address."""
+    with pytest.raises(NoSystemError):
+        locate(None, tmp_path, {})
+    assert main([command, "--workdir", str(tmp_path)]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"tidegate: no system runs in {tmp_path}")
 
 
 def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:

@@ -98,12 +98,15 @@ class AdmissionService:
             Endpoint("admit", f"{subjects.ROOT}.admit.*", self._on_admit, queue=""),
             Endpoint("cancel", f"{subjects.ROOT}.admit.cancel.*", self._on_cancel, queue=""),
         ]
+        metadata = {"instance": self._settings.instance}
+        if self._settings.route_policy:
+            metadata["route_policy"] = self._settings.route_policy
         self._served = await bus.serve(
             "tidegate-admission",
             package_version(),
             "Tidegate's admission: who may run now, and on which worker",
             endpoints,
-            {"instance": self._settings.instance},
+            metadata,
         )
         self._leadership = Leadership(
             bus,

@@ -51,7 +51,21 @@ def command(url: str | None, as_json: bool, nats: str | None, workdir: Path | No
 
 
 def print_checks(found: list[Check]) -> None:
-    """For people: one line a check, what to do under those that are not ok."""
+    """For people: a table on a terminal, with what to do under those that are not ok; else one line a finding."""
+    console = Console(highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        console.print(_table(found), soft_wrap=False)
+    else:
+        width = max((len(check.name) for check in found), default=0)
+        for check in found:
+            fix = f" -> {check.fix}" if check.fix else ""
+            print(f"{check.name:<{width}}  {check.verdict:<7}  {check.found}{fix}")
+    worst = "failed" if failed(found) else "warning" if any(check.verdict != "ok" for check in found) else "ok"
+    words = {"ok": "everything is well", "warning": "it works, with warnings", "failed": "something must be fixed"}
+    console.print(f"[{_STYLES[worst]}]{words[worst]}[/]")
+
+
+def _table(found: list[Check]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column()
@@ -59,8 +73,4 @@ def print_checks(found: list[Check]) -> None:
     for check in found:
         text = f"{check.found}\n-> {check.fix}" if check.fix else check.found
         table.add_row(escape(check.name), f"[{_STYLES[check.verdict]}]{check.verdict}[/]", escape(text))
-    console = Console(highlight=False)
-    console.print(table)
-    worst = "failed" if failed(found) else "warning" if any(check.verdict != "ok" for check in found) else "ok"
-    words = {"ok": "everything is well", "warning": "it works, with warnings", "failed": "something must be fixed"}
-    console.print(f"[{_STYLES[worst]}]{words[worst]}[/]")
+    return table

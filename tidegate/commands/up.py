@@ -18,6 +18,7 @@ from bus.settings import load_with_origins
 from tidegate.commands.options import nats_option, workdir_option
 from tidegate.front_door import first_model
 from tidegate.interrupt import STOP_SIGNALS
+from tidegate.locate import ENVIRONMENT_KEY, USUAL_URL
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.layout import Stage
 from tidegate.supervisor.state import DEFAULT_WORKDIR, EngineState, SystemState
@@ -105,7 +106,7 @@ class Screen:
             return
         lines = [
             ("front door", f"{state.url}/v1" + (f"   model {model}" if model else "")),
-            ("bus", state.nats_url),
+            ("bus", state.nats_url + (f"   {state.bus_note}" if state.bus_note else "")),
             *(("engine", _engine_text(engine)) for engine in state.engines),
             ("traces", state.traces),
             ("logs", state.logs),
@@ -113,6 +114,8 @@ class Screen:
             ("watch", command_for(state, "tail")),
             ("check", command_for(state, "doctor")),
         ]
+        if state.nats_url != USUAL_URL:
+            lines.append(("policies", f"{ENVIRONMENT_KEY}={shlex.quote(state.nats_url)} python your_policy.py"))
         self._out.print("[bold green]Tidegate is up.[/] Ctrl-C stops it.")
         for label, text in lines:
             self._out.print(f"  [bold]{label:<12}[/]{escape(text)}")

@@ -28,6 +28,11 @@ def failed(checks: Sequence[Check]) -> bool:
     return any(check.verdict == "failed" for check in checks)
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def check_workers(workers: Mapping[str, WorkerState], listened_s: float) -> list[Check]:
     """Are there engines, and is each well?"""
     if not workers:
@@ -88,7 +93,9 @@ def check_streams(workers: Mapping[str, WorkerState]) -> list[Check]:
             fix = "start the engine with KV events on (vLLM: --kv-events-config) and name them to its bridge"
             checks.append(Check(name=name, verdict="warning", found="no event stream", fix=fix))
         for stream in state.streams:
-            found = f"rank {stream.rank} {stream.state} at {stream.seq}, {stream.gaps} gaps, {stream.rejected} rejected"
+            place = f" at {stream.seq}" if stream.seq >= 0 else ", nothing published yet"
+            gaps = counted(stream.gaps, "gap")
+            found = f"rank {stream.rank} {stream.state}{place}, {gaps}, {stream.rejected} rejected"
             if stream.state == "synced":
                 checks.append(Check(name=name, verdict="ok", found=found))
                 continue
@@ -108,7 +115,7 @@ def check_index(model: str, reply: MatchReply | None) -> list[Check]:
         return [Check(name=name, verdict="failed", found=found, fix=fix)]
     checks = []
     for match in reply.matches:
-        found = f"{match.worker} rank {match.rank}: {match.health}, {match.resident_blocks} blocks"
+        found = f"{match.worker} rank {match.rank}: {match.health}, {counted(match.resident_blocks, 'block')}"
         found += f": {match.reason}" if match.reason else ""
         if match.health == "synced":
             checks.append(Check(name=name, verdict="ok", found=found))
@@ -130,7 +137,7 @@ def check_stream(info: Mapping[str, Any], pending: int | None, problem: str | No
         found = str(error.get("description", error))
         return Check(name="trace stream", verdict="failed", found=found, fix=fix)
     state = info.get("state", {})
-    found = f"{state.get('messages', 0)} rows, {state.get('bytes', 0)} bytes"
+    found = f"{counted(state.get('messages', 0), 'row')}, {counted(state.get('bytes', 0), 'byte')}"
     if problem is not None:
         fix = "look again; when it stays so, see nats-server's log"
         found += f", its recorder could not be asked for: {problem}"
@@ -165,6 +172,20 @@ def check_services(names: Sequence[str]) -> list[Check]:
             found = f"none answers; {without}"
             verdict: Verdict = "failed" if service in ("ingress", "bridge") else "warning"
             checks.append(Check(name=f"service {service}", verdict=verdict, found=found, fix=fix))
+    return checks
+
+
+def check_policies(answering: Mapping[str, bool]) -> list[Check]:
+    """Does anybody serve the route policies that admission asks? Name to whether somebody does."""
+    checks = []
+    for policy, answers in sorted(answering.items()):
+        name = f"policy {policy}"
+        if answers:
+            checks.append(Check(name=name, verdict="ok", found="served"))
+        else:
+            fix = f"start the process that serves Policy({policy!r}), or take route_policy out of [admission]"
+            found = "does not answer; the built-in choice stands"
+            checks.append(Check(name=name, verdict="warning", found=found, fix=fix))
     return checks
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.interface import BusMessage
 from bus.nats import NatsBus
-from bus.subjects import INDEX_MATCH, ROOT, TRACE_STREAM
+from bus.subjects import INDEX_MATCH, ROOT, TRACE_STREAM, policy
 from schemas.base import BadMessageError, from_json, from_msgpack, to_msgpack
 from schemas.index import MatchReply, MatchRequest
 from schemas.worker import WorkerState
@@ -57,6 +57,7 @@ class Examination:
         workers, services = await asyncio.gather(self._workers(), self._services())
         found = [self._check_bus(), await self._check_stream()]
         found += checks.check_services([str(service["name"]) for service in services])
+        found += checks.check_policies(await self._policies(services))
         found += checks.check_workers(workers, LISTEN_S)
         found += checks.check_streams(workers)
         found += checks.check_models(workers)
@@ -71,7 +72,7 @@ class Examination:
 
     def _check_bus(self) -> Check:
         limit = self._bus.max_payload
-        found = f"{self._located.nats_url} (from {self._located.source}), messages up to {limit} bytes"
+        found = f"{self._located.shown_url} (from {self._located.source}), messages up to {limit} bytes"
         if limit >= _LEAST_PAYLOAD:
             return Check(name="bus", verdict="ok", found=found)
         fix = f"set max_payload: {_LEAST_PAYLOAD} in nats-server's configuration"
@@ -110,14 +111,34 @@ class Examination:
         await subscription.unsubscribe()
         return workers
 
-    async def _services(self) -> list[dict[str, Any]]:
-        """Answers to ``$SRV.PING``; whatever else answers there is no service of ours."""
+    async def _services(self, verb: str = "PING") -> list[dict[str, Any]]:
+        """Answers to ``$SRV.PING`` or ``INFO``; whatever else answers there is no service of ours."""
         answers: list[BusMessage] = []
         # Silence is the end of the answers, or there is nobody at all.
         with contextlib.suppress(BusTimeoutError, NoRespondersError):
-            async for answer in self._bus.request_many("$SRV.PING", b"", idle_timeout_s=0.5, deadline_s=LISTEN_S):
+            async for answer in self._bus.request_many(f"$SRV.{verb}", b"", idle_timeout_s=0.5, deadline_s=LISTEN_S):
                 answers += [answer]
         return [service for answer in answers if (service := _read_service(answer.payload)) is not None]
+
+    async def _policies(self, services: list[dict[str, Any]]) -> dict[str, bool]:
+        """Route policies that admission asks, and whether somebody listens to their questions."""
+        metadata = [service.get("metadata") for service in services]
+        names = {str(one["route_policy"]) for one in metadata if isinstance(one, Mapping) and one.get("route_policy")}
+        if not names:
+            return {}
+        served = {subject for service in await self._services("INFO") for subject in _subjects(service)}
+        return {name: policy("route", name) in served or await self._listens(policy("route", name)) for name in names}
+
+    async def _listens(self, subject: str) -> bool:
+        """Whether anybody subscribes to ``subject`` (a policy need not be a micro service); it is sent an empty
+        question, which no policy can answer with a choice."""
+        try:
+            await self._bus.request(subject, b"", timeout_s=_ASK_S)
+        except NoRespondersError:
+            return False
+        except BusError:
+            return True
+        return True
 
     async def _match(self, state: WorkerState) -> MatchReply | None:
         profile = state.profile
@@ -194,3 +215,11 @@ def _read_service(payload: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return answer if isinstance(answer, dict) and "name" in answer else None
+
+
+def _subjects(service: Mapping[str, Any]) -> list[str]:
+    """Of the endpoints that a service's ``INFO`` names."""
+    endpoints = service.get("endpoints")
+    if not isinstance(endpoints, list):
+        return []
+    return [str(endpoint["subject"]) for endpoint in endpoints if isinstance(endpoint, dict) and "subject" in endpoint]

@@ -21,7 +21,10 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SystemState(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of one system. ``health``: child to the URL of its readiness page. Paths are absolute."""
+    """Addresses of one system. ``health``: child to the URL of its readiness page. Paths are absolute.
+
+    ``bus_note``: why the bus is not where others look for it, else empty.
+    """
 
     pid: int
     url: str
@@ -32,6 +35,7 @@ class SystemState(msgspec.Struct, frozen=True, kw_only=True):
     logs: str
     engines: tuple[EngineState, ...]
     health: dict[str, str]
+    bus_note: str = ""
 
 
 def write_state(workdir: Path, state: SystemState) -> Path:

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bus.errors import NotConnectedError
+from bus.nats import connect
+from bus.settings import redact
 from load.engine import assets
 from services.ingress.config import IngressSettings
 from services.recorder.config import RecorderSettings
-from tidegate.errors import AlreadyRunningError, WrongUseError
+from tidegate.errors import AlreadyRunningError, NoBusError, WrongUseError
 from tidegate.supervisor import nats_server
 from tidegate.supervisor.check import check_settings, user_settings
 from tidegate.supervisor.config import UpSettings
@@ -22,6 +25,7 @@ from tidegate.supervisor.state import EngineState, SystemState, read_state, remo
 from tidegate.supervisor.supervisor import ChildEvent, Supervisor
 
 _NATS_PORT = 4222
+_BUS_WAIT_S = 4.0
 _ENGINE_PORT = 8101
 _HEALTH_PORT = 9101
 
@@ -77,6 +81,7 @@ class System:
             self._workdir.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             remove_state(self._workdir)  # of a system that was killed
+            await self._check_bus()
             plan, state, specs = self._plan()
             specs = check_settings(specs, self._config)
             plan.traces.mkdir(parents=True, exist_ok=True)
@@ -100,6 +105,19 @@ class System:
             os.close(self._lock)
             self._lock = -1
         return killed
+
+    async def _check_bus(self) -> None:
+        """Somebody else's bus must answer. Raises `NoBusError`."""
+        if self._nats_url is None:
+            return
+        try:
+            bus = await connect(self._nats_url, name="tidegate-up", timeout_s=_BUS_WAIT_S)
+        except NotConnectedError as error:
+            raise NoBusError(
+                f"no bus answers at {redact('nats_url', self._nats_url)}; start it first, or leave its address "
+                "(--nats, TIDEGATE_NATS_URL, nats_url) away and `tidegate up` starts its own"
+            ) from error
+        await bus.close()
 
     def _take_lock(self) -> None:
         self._lock = os.open(self._workdir / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -154,6 +172,7 @@ class System:
             overrides=self._overrides,
         )
         specs = children(plan)
+        moved = self._nats_url is None and usual and nats_port != _NATS_PORT
         engines = [
             EngineState(url=f"http://{INNER_HOST}:{engine.port}", worker=engine.worker, simulated=True)
             for engine in simulated
@@ -169,6 +188,7 @@ class System:
             logs=str(self._workdir / "logs"),
             engines=tuple(engines),
             health={spec.name: spec.ready_url for spec in specs},
+            bus_note=f"{_NATS_PORT} was taken" if moved else "",
         )
         return plan, state, specs
 

@@ -11,15 +11,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bus.errors import BusTimeoutError, NotConnectedError
 from bus.nats import NatsBus
 from bus.subjects import trace
+from bus.tasks import Tasks
 from schemas.base import to_json
 from schemas.session import SessionKey
 from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
+from services.admission.config import AdmissionSettings
+from services.admission.shell import AdmissionService
 from tests.support.nats import NatsServer
 from tests.support.processes import HelperProcess, start_process
+from tidegate import Policy
 
 
 @asynccontextmanager
@@ -131,6 +136,16 @@ async def test_without_a_bus_the_commands_say_what_to_do(tmp_path: Path) -> None
         assert "tidegate up" in check["fix"]
 
 
+async def test_up_does_not_start_anything_without_its_bus(tmp_path: Path) -> None:
+    """`up --nats` with nobody there: a sentence and code 1 within seconds, and no child was started."""
+    options = ("up", "--port", "0", "--workdir", "w", "--nats", "nats://127.0.0.1:9")
+    async with tidegate(tmp_path, *options) as process:
+        assert await process.wait(10) == 1
+        (said,) = [line for line in process.stderr.splitlines() if line]
+        assert said.startswith("tidegate: no bus answers at nats://127.0.0.1:9")
+    assert not (tmp_path / "w" / "logs").exists()
+
+
 async def test_the_doctor_names_what_is_missing_on_a_bare_bus(
     nats_server: NatsServer, bus: NatsBus, tmp_path: Path
 ) -> None:
@@ -201,10 +216,38 @@ async def test_tail_goes_on_when_the_bus_comes_back(nats_server: NatsServer, bus
         assert shown(process) == ["r0", "r1", "r2", "r3"]
 
 
+async def test_the_doctor_misses_a_policy_that_admission_asks(
+    nats_server: NatsServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    """Admission says in its metadata which route policy it asks; the doctor says whether somebody serves it."""
+    settings = AdmissionSettings(route_policy="tenant-home", warmup_s=0.0)
+    admission, tasks = AdmissionService(settings, CollectorRegistry()), Tasks()
+    await admission.start(bus, tasks)
+    policy = Policy("tenant-home")
+    policy.route(lambda question: None)
+    try:
+        for verdict in ("warning", "ok"):
+            async with tidegate(tmp_path, "doctor", "--json", "--nats", nats_server.url) as process:
+                assert await process.wait() == 1
+                checks = {check["name"]: check for check in json.loads(process.stdout)["checks"]}
+            assert checks["policy tenant-home"]["verdict"] == verdict
+            if verdict == "warning":
+                await policy.start(bus)
+        assert policy.counts.rejected == 0
+    finally:
+        await policy.stop()
+        await admission.stop(5.0)
+        await tasks.stop()
+
+
 async def test_the_doctor_speaks_to_people(nats_server: NatsServer, tmp_path: Path) -> None:
-    """A table with a fix under what is not well, without colour codes where it is no terminal."""
+    """One line a finding with its fix, whole whatever the width, without colour codes where it is no terminal."""
     async with tidegate(tmp_path, "doctor", "--nats", nats_server.url) as process:
         assert await process.wait() == 1
-        assert "-> " in process.stdout
+        lines = process.stdout.splitlines()
+        assert all(line.split("  ")[0] for line in lines)
+        (ingress,) = [line for line in lines if line.startswith("service ingress")]
+        assert "failed" in ingress
+        assert "-> start it: python -m services.ingress --set nats_url=" in ingress
         assert "something must be fixed" in process.stdout
         assert "\x1b" not in process.stdout

@@ -109,6 +109,30 @@ def test_the_index_by_source() -> None:
     assert "no_snapshot" in found[1].found
 
 
+def test_findings_read_as_sentences() -> None:
+    """One of a kind is singular, and a rank that has published nothing is not synced at minus one."""
+    silent = worker(streams=(RankStream(rank=0, incarnation="1", seq=-1),))
+    one = worker(streams=(RankStream(rank=0, incarnation="1", seq=4, gaps=1, rejected=1),))
+    (nothing_yet,) = checks.check_streams({"w1": silent})
+    assert nothing_yet.found == "rank 0 synced, nothing published yet, 0 gaps, 0 rejected"
+    (some,) = checks.check_streams({"w1": one})
+    assert some.found == "rank 0 synced at 4, 1 gap, 1 rejected"
+    assert "1 row, 1 byte" in checks.check_stream({"state": {"messages": 1, "bytes": 1}}, 0).found
+    (known,) = checks.check_index(
+        "m", MatchReply(indexer="i", matches=(WorkerMatch(worker="a", rank=0, resident_blocks=1),))
+    )
+    assert known.found == "a rank 0: synced, 1 block"
+
+
+def test_a_route_policy_that_nobody_serves_is_a_warning() -> None:
+    """Admission asks it for every decision and goes on by itself: the doctor says so, by name."""
+    (absent,) = checks.check_policies({"tenant-home": False})
+    assert (absent.name, absent.verdict) == ("policy tenant-home", "warning")
+    assert "does not answer; the built-in choice stands" in absent.found
+    assert absent.fix
+    assert verdicts(checks.check_policies({"tenant-home": True})) == ["ok"]
+
+
 def test_a_missing_service_says_what_is_missing_without_it() -> None:
     """The front door and the bridges are needed; the rest is a warning."""
     found = {check.name: check.verdict for check in checks.check_services(["tidegate-ingress", "tidegate-ingress"])}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tidegate.cli import COMMANDS, main
+from tidegate.commands.up import Screen
 from tidegate.errors import NoSystemError, PortTakenError
 from tidegate.locate import USUAL_URL, locate
 from tidegate.supervisor.ports import PortPicker, is_free
@@ -112,6 +114,28 @@ def test_a_workdir_without_a_system_is_no_reason_to_look_elsewhere(
     assert main([command, "--workdir", str(tmp_path)]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"tidegate: no system runs in {tmp_path}")
+
+
+def test_up_says_when_the_bus_is_not_where_others_look(capsys: pytest.CaptureFixture[str]) -> None:
+    """4222 was taken: said beside the address, with the line that starts a policy on this bus; else neither."""
+    state = SystemState(
+        pid=1,
+        url="http://127.0.0.1:8080",
+        nats_url="nats://127.0.0.1:18222",
+        model="m",
+        workdir="w",
+        traces="t",
+        logs="l",
+        engines=(),
+        health={},
+        bus_note="4222 was taken",
+    )
+    Screen(as_json=False).ready(state, "m")
+    said = capsys.readouterr().out
+    assert "nats://127.0.0.1:18222   4222 was taken" in said
+    assert "TIDEGATE_NATS_URL=nats://127.0.0.1:18222 python your_policy.py" in said
+    Screen(as_json=False).ready(msgspec.structs.replace(state, nats_url=USUAL_URL, bus_note=""), "m")
+    assert "your_policy.py" not in capsys.readouterr().out
 
 
 def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:

@@ -15,6 +15,8 @@ BusError
 
 from __future__ import annotations
 
+import errno
+
 
 class BusError(Exception):
     """Root of this package's errors. ``reason`` is stable: metric label, trace field, reply."""
@@ -104,3 +106,10 @@ class SettingsError(BusError):
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}")
         self.key = key
+
+
+def cannot_listen(key: str, host: str, port: int, error: OSError) -> SettingsError:
+    """The address that ``key`` names cannot be had."""
+    if error.errno == errno.EADDRINUSE:
+        return SettingsError(key, f"{host}:{port} is taken; stop what listens there or choose another")
+    return SettingsError(key, f"cannot listen on {host}:{port}: {error.strerror or error}")

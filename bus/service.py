@@ -21,7 +21,7 @@ import click
 import uvloop
 from prometheus_client import REGISTRY
 
-from bus.errors import BusError, SettingsError
+from bus.errors import BusError, SettingsError, cannot_listen
 from bus.health import HealthServer, LoopLag, ProcessCollector
 from bus.interface import Bus, ServedEndpoints
 from bus.log import EventLog, set_up_logging
@@ -184,8 +184,7 @@ class ServiceProcess(Generic[S]):
         try:
             await health.start(settings.http_host, settings.http_port)
         except OSError as error:
-            where = f"{settings.http_host}:{settings.http_port}"
-            raise SettingsError("http_port", f"cannot listen on {where}: {error.strerror or error}") from error
+            raise cannot_listen("http_port", settings.http_host, settings.http_port, error) from error
         url = f"http://{settings.http_host}:{health.port}"
         log.info("http_listening", url=url)
         return url

@@ -23,6 +23,7 @@ from msgspec.structs import FieldInfo
 from msgspec.structs import fields as struct_fields
 
 from bus.errors import SettingsError
+from bus.setting_problems import choices, in_words, table_keys
 
 SECTIONS = ("ingress", "bridge", "indexer", "admission", "hints", "recorder", "engine", "up")
 """The tables that a settings file may hold beside ``[common]``."""
@@ -35,6 +36,13 @@ NOT_SETTINGS = frozenset({"TIDEGATE_CONFIG", "TIDEGATE_BASE_IMAGE", "TIDEGATE_NA
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 _SECRET = re.compile(r"(^|_)(secret|token|password|passphrase|credentials|api_key|api_keys|private_key|salt_key)$")
 REDACTED = "***"
+
+_CLOSE = 0.75
+"""How alike, 0 to 1, a known name must be to be what was meant."""
+_MOST_NAMES = 9
+"""More are not listed in an error."""
+_COMMANDS = {"engine": "python -m load.engine", "up": "tidegate up"}
+"""Section to the program whose --help lists its settings, where that is no service."""
 
 
 class CommonSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,6 +172,13 @@ def describe_settings(section: str, kind: type[CommonSettings]) -> list[tuple[st
     return rows
 
 
+def setting_values(kind: type[CommonSettings]) -> dict[str, tuple[str, ...]]:
+    """What may be written for the settings of which there is a choice, and the keys of those that are tables with
+    fixed keys, for ``--help``."""
+    values = {field.encode_name: choices(field.type) or table_keys(field.type) for field in struct_fields(kind)}
+    return {key: allowed for key, allowed in values.items() if allowed}
+
+
 # Where values are written
 
 
@@ -181,7 +196,7 @@ def _written(
     yield from _from_environment(section, fields, common, environ)
     for key, text in overrides.items():
         if key not in fields:
-            raise _unknown(key, "--set", fields)
+            raise _unknown(section, key, "--set", fields)
         yield key, _Value(text, key, "--set", True)
 
 
@@ -197,14 +212,14 @@ def _from_file(
     known_tables = {"common", section, *SECTIONS}
     for name, table in tables.items():
         if name not in known_tables:
-            raise _unknown(name, f"{file.name}: there is no such table", known_tables)
+            raise _unknown(section, name, f"{file.name}: there is no such table", known_tables)
         if not isinstance(table, dict):
             raise SettingsError(name, f"in {file.name} must be a table, as in [{name}]")
     for table_name, known in (("common", common), (section, fields.keys())):
         for key, raw in tables.get(table_name, {}).items():
             origin = f"{file.name} [{table_name}]"
             if key not in known:
-                raise _unknown(key, origin, known)
+                raise _unknown(section, key, origin, known)
             yield key, _Value(raw, key, origin, False)
 
 
@@ -223,23 +238,31 @@ def _from_environment(
         key = name.removeprefix(own).lower()
         if name.startswith(own):
             if key not in fields:
-                raise _unknown(name, "the environment", [own + known.upper() for known in fields])
+                raise _unknown(section, name, "the environment", [own + known.upper() for known in fields])
             special.append((key, _Value(environ[name], name, name, True)))
             continue
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key not in common:
-            raise _unknown(name, "the environment", [ENVIRONMENT_PREFIX + known.upper() for known in common])
+            raise _unknown(section, name, "the environment", [ENVIRONMENT_PREFIX + known.upper() for known in common])
         shared.append((key, _Value(environ[name], name, name, True)))
     yield from shared
     yield from special
 
 
-def _unknown(written: str, where: str, known: Iterable[str]) -> SettingsError:
+def _unknown(section: str, written: str, where: str, known: Iterable[str]) -> SettingsError:
     names = sorted(known)
     # The prefix alone shall not make two variables look alike.
-    shared = len(ENVIRONMENT_PREFIX) if written.startswith(ENVIRONMENT_PREFIX) else 0
-    near = difflib.get_close_matches(written[shared:], [name[shared:] for name in names], n=1)
-    advice = f"did you mean {written[:shared]}{near[0]}?" if near else f"known: {', '.join(names)}"
+    own = f"{ENVIRONMENT_PREFIX}{section.upper()}_"
+    shared = len(next((prefix for prefix in (own, ENVIRONMENT_PREFIX) if written.startswith(prefix)), ""))
+    near = difflib.get_close_matches(
+        written[shared:], [name[shared:] for name in names if name.startswith(written[:shared])], n=1, cutoff=_CLOSE
+    )
+    if near:
+        advice = f"did you mean {written[:shared]}{near[0]}?"
+    elif len(names) <= _MOST_NAMES:
+        advice = f"known: {', '.join(names)}"
+    else:
+        advice = f"`{_COMMANDS.get(section, f'python -m services.{section}')} --help` lists them"
     return SettingsError(written, f"unknown setting ({where}); {advice}")
 
 
@@ -258,11 +281,19 @@ def _convert(value: _Value, kind: Any) -> Any:
             return msgspec.json.decode(value.raw, type=kind)
         return msgspec.convert(value.raw, kind, strict=not value.text)
     except msgspec.ValidationError as error:
-        problem = str(error)
+        problem = in_words(str(error), kind)
     except msgspec.DecodeError as error:
         raise SettingsError(value.written, f"lists and tables are written as JSON here ({error})") from error
-    shown = "" if _SECRET.search(value.written.lower()) else f", not {_redact_url(str(value.raw))!r}"
-    raise SettingsError(value.written, f"{problem[:1].lower()}{problem[1:]}{shown} ({value.origin})")
+    origin = "" if value.origin == value.written else f" ({value.origin})"
+    raise SettingsError(value.written, f"{problem}{_shown(value)}{origin}")
+
+
+def _shown(value: _Value) -> str:
+    if _SECRET.search(value.written.lower()):
+        return ""
+    if isinstance(value.raw, str):
+        return f", not {'' if value.text else 'the text '}{_redact_url(value.raw)!r}"
+    return f", not {_toml(redact(value.written, value.raw))}"
 
 
 def _is_container(kind: inspect.Type) -> bool:
@@ -291,7 +322,9 @@ def _redact_url(text: str) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + " }"
+        # TOML has no null; a key of a table that is not written is not set.
+        items = [f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items() if item is not None]
+        return "{ " + ", ".join(items) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float) and not value.is_integer():

@@ -18,9 +18,9 @@ from typing import Any
 import click
 import uvloop
 
-from bus.errors import SettingsError
+from bus.errors import SettingsError, cannot_listen
 from bus.log import EventLog, set_up_logging
-from bus.settings import describe_settings, load_with_origins, parse_overrides, show_settings
+from bus.settings import describe_settings, load_with_origins, parse_overrides, setting_values, show_settings
 from bus.tasks import Tasks
 from load.engine.config import EngineSettings
 from load.engine.engine import Engine
@@ -45,8 +45,7 @@ async def run_engine(settings: EngineSettings) -> int:
         try:
             await server.http.start(settings.http_host, settings.http_port)
         except OSError as error:
-            where = f"{settings.http_host}:{settings.http_port}"
-            raise SettingsError("http_port", f"cannot listen on {where}: {error.strerror or error}") from error
+            raise cannot_listen("http_port", settings.http_host, settings.http_port, error) from error
         print(json.dumps(ready_line(settings, engine, server.http.port)), flush=True)
         stopping = tasks.start("stop", stop.wait())
         await asyncio.wait({stopping, tasks.failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,13 +101,9 @@ def _command() -> click.Command:
         click.Option(["--set", "pairs"], multiple=True, metavar="KEY=VALUE", help="Set one setting; repeatable."),
         click.Option(["--print-config"], is_flag=True, help="Print the settings that would be used, and where from."),
     ]
+    values = setting_values(EngineSettings)
     for key, default, variable in rows:
-        shown = "{}" if key == "misbehave" else default
-        options.append(
-            click.Option(
-                [f"--{key.replace('_', '-')}", f"setting_{key}"], metavar="VALUE", help=f"[{shown}]  {variable}"
-            )
-        )
+        options.append(_option(key, default, variable, values.get(key, ())))
     about = inspect.cleandoc(EngineSettings.__doc__ or "").replace("``", "").replace("`", "")
     return click.Command(
         "load.engine",
@@ -117,6 +112,16 @@ def _command() -> click.Command:
         help=f"{about}\n\nLater wins: defaults, --config, environment, options. Lists and tables are JSON.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     )
+
+
+def _option(key: str, default: str, variable: str, values: tuple[str, ...]) -> click.Option:
+    """``values``: what may be chosen, or the keys of a table."""
+    metavar, text = "VALUE", f"[{default}]  {variable}"
+    if key == "misbehave":
+        metavar, text = "JSON", f"[{{}}]  {variable}; a table with any of: {', '.join(values)}"
+    elif values:
+        metavar = "|".join(values)
+    return click.Option([f"--{key.replace('_', '-')}", f"setting_{key}"], metavar=metavar, help=text)
 
 
 def _run(config: Path | None, pairs: tuple[str, ...], print_config: bool, **given: str | None) -> int:

@@ -83,8 +83,9 @@ class Engine:
             try:
                 publisher.open()
             except zmq.ZMQError as error:
-                where = f"{publisher.endpoint} and {publisher.replay_endpoint}"
-                raise SettingsError("kv_events_endpoint", f"cannot bind {where}: {error.strerror}") from error
+                where = f"{publisher.endpoint} or {publisher.replay_endpoint}"
+                problem = "is taken" if error.errno == zmq.EADDRINUSE else f"cannot be bound: {error.strerror}"
+                raise SettingsError("kv_events_endpoint", f"{where} {problem}") from error
             rank = Rank(number, settings.core_config(), settings.timing, publisher, speed=settings.speed)
             self.ranks.append(rank)
             self._announce_start(rank)

@@ -8,7 +8,7 @@ import time
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from bus import subjects
-from bus.errors import BusError, SettingsError
+from bus.errors import BusError, cannot_listen
 from bus.interface import Bus, BusMessage
 from bus.log import EventLog
 from bus.rows import RowCollector, RowPublisher
@@ -100,8 +100,7 @@ class IngressService:
         try:
             await self._server.start(settings.host, settings.port)
         except OSError as error:
-            where = f"{settings.host}:{settings.port}"
-            raise SettingsError("port", f"cannot listen on {where}: {error.strerror or error}") from error
+            raise cannot_listen("port", settings.host, settings.port, error) from error
         tasks.start("tick", self._tick())
         log.info("front_door_open", url=self.url, models="/v1/models")
         if settings.exposed:

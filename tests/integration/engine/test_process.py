@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from load.engine.misbehave import Misbehaviour
 from tests.integration.engine.engines import RunningEngine, running_engine, until
 from tests.support.processes import start_process
 from web.client import HttpClient
@@ -31,10 +32,24 @@ async def test_wrong_settings_are_one_sentence_and_exit_2(tmp_path: Path) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, said = await run(tmp_path, "--http-port", str(port))
-        assert (code, said.startswith(f"engine: http_port: cannot listen on 127.0.0.1:{port}")) == (2, True)
+        assert (code, said.startswith(f"engine: http_port: 127.0.0.1:{port} is taken")) == (2, True)
         assert len(said.splitlines()) == 1
         code, said = await run(tmp_path, "--kv-events-endpoint", f"tcp://127.0.0.1:{port}")
-        assert (code, said.startswith("engine: kv_events_endpoint: cannot bind")) == (2, True)
+        assert (code, said.startswith(f"engine: kv_events_endpoint: tcp://127.0.0.1:{port} ")) == (2, True)
+
+
+async def test_help_names_what_may_be_chosen(tmp_path: Path) -> None:
+    """The values of every choice, and the keys of --misbehave."""
+    process = await start_process([sys.executable, "-m", "load.engine", "--help"], tmp_path, name="help")
+    try:
+        assert await process.wait() == 0
+        words = " ".join(process.stdout.split())
+    finally:
+        await process.close()
+    for choice in ("h100-8b|h100x4-70b|instant", "vllm-map|vllm-array|sglang", "int|bytes", "fcfs|priority"):
+        assert choice in words
+    for key in Misbehaviour.__struct_fields__:
+        assert key in words
 
 
 async def test_stop_lets_running_requests_end(tmp_path: Path) -> None:

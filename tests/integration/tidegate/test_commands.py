@@ -138,7 +138,7 @@ async def test_without_a_bus_the_commands_say_what_to_do(tmp_path: Path) -> None
 
 async def test_up_does_not_start_anything_without_its_bus(tmp_path: Path) -> None:
     """`up --nats` with nobody there: a sentence and code 1 within seconds, and no child was started."""
-    options = ("up", "--port", "0", "--workdir", "w", "--nats", "nats://127.0.0.1:9")
+    options = ("up", "--port", "0", "--workdir", str(tmp_path / "w"), "--nats", "nats://127.0.0.1:9")
     async with tidegate(tmp_path, *options) as process:
         assert await process.wait(10) == 1
         (said,) = [line for line in process.stderr.splitlines() if line]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
 
-from bus.errors import SettingsError
+from bus.errors import SettingsError, cannot_listen
 from bus.settings import (
     CommonSettings,
     describe_settings,
@@ -18,6 +19,13 @@ from bus.settings import (
     redact,
     show_settings,
 )
+
+
+class SampleFlags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table with keys of its own."""
+
+    mode: Literal["quiet", "strict"] = "quiet"
+    most: int | None = None
 
 
 class SampleSettings(CommonSettings, frozen=True, kw_only=True):
@@ -32,6 +40,7 @@ class SampleSettings(CommonSettings, frozen=True, kw_only=True):
     admin_token: str = ""
     low: int = 1
     high: int = 2
+    flags: SampleFlags = msgspec.field(default_factory=lambda: SampleFlags())
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -106,13 +115,19 @@ def test_text_becomes_values() -> None:
         ({"TIDEGATE_INGRESS_WINDOWS": "1"}, {}, "TIDEGATE_INGRESS_WINDOWS", "did you mean TIDEGATE_INGRESS_WINDOW?"),
         ({"TIDEGATE_NATS_UR": "x"}, {}, "TIDEGATE_NATS_UR", "did you mean TIDEGATE_NATS_URL?"),
         ({"TIDEGATE_QQQ": "x"}, {}, "TIDEGATE_QQQ", "known: TIDEGATE_HTTP_HOST"),
-        ({"TIDEGATE_INGRESS_WINDOW": "many"}, {}, "TIDEGATE_INGRESS_WINDOW", "expected `int`"),
+        ({"TIDEGATE_INGRESS_WINDOW": "many"}, {}, "TIDEGATE_INGRESS_WINDOW", "must be a whole number, not 'many'"),
         ({"TIDEGATE_INGRESS_WINDOW": "0"}, {}, "TIDEGATE_INGRESS_WINDOW", ">= 1"),
         ({"TIDEGATE_INGRESS_NAMES": "a,b"}, {}, "TIDEGATE_INGRESS_NAMES", "written as JSON"),
-        ({"TIDEGATE_INGRESS_NAMES": "[1]"}, {}, "TIDEGATE_INGRESS_NAMES", "expected `str`"),
+        ({"TIDEGATE_INGRESS_NAMES": "[1]"}, {}, "TIDEGATE_INGRESS_NAMES", "[0]: must be text, not '[1]'"),
         ({}, {"windw": "1"}, "windw", "did you mean window?"),
-        ({}, {"ratio": "x"}, "ratio", "expected `float`, got `str`, not 'x' (--set)"),
-        ({}, {"log_level": "loud"}, "log_level", "invalid enum value 'loud'"),
+        ({}, {"ratio": "x"}, "ratio", "must be a number, not 'x' (--set)"),
+        ({}, {"log_level": "loud"}, "log_level", "must be one of debug, info, warning, error, not 'loud' (--set)"),
+        ({"TIDEGATE_LOG_LEVEL": "loud"}, {}, "TIDEGATE_LOG_LEVEL", "must be one of debug, info, warning, error, not"),
+        ({}, {"flags": '{"mode": "loud"}'}, "flags", "mode: must be one of quiet, strict, not"),
+        ({}, {"flags": '{"mod": "quiet"}'}, "flags", "has no key 'mod' (there are mode, most)"),
+        ({}, {"qqq": "1"}, "qqq", "unknown setting (--set); `python -m services.ingress --help` lists them"),
+        ({}, {"instant": "x"}, "instant", "did you mean instance?"),
+        ({}, {"log_color": "x"}, "log_color", "--help` lists them"),
         ({}, {"low": "3"}, "settings", "low (3) must not be above high (2)"),
     ],
 )
@@ -125,6 +140,7 @@ def test_mistakes_are_named_as_they_were_written(
     assert caught.value.key == key
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).count(key) == 1 or key in problem
 
 
 @pytest.mark.parametrize(
@@ -135,7 +151,8 @@ def test_mistakes_are_named_as_they_were_written(
         ("ingress = 1\n", "ingress", "must be a table"),
         ("[ingress]\nwindw = 1\n", "windw", "tidegate.toml [ingress]); did you mean window?"),
         ("[common]\nwindow = 1\n", "window", "tidegate.toml [common]"),
-        ('[ingress]\nwindow = "1"\n', "window", "expected `int`, got `str`"),
+        ('[ingress]\nwindow = "1"\n', "window", "must be a whole number, not the text '1' (tidegate.toml [ingress])"),
+        ("[ingress]\nwindow = 1.5\n", "window", "must be a whole number, not 1.5"),
         ("[ingress\n", "tidegate.toml", "is not TOML"),
     ],
 )
@@ -157,6 +174,14 @@ def test_a_required_setting_says_how_to_set_it() -> None:
     """Table, variable and option."""
     with pytest.raises(SettingsError, match=r"engine_url: must be set, in \[bridge\].*TIDEGATE_BRIDGE_ENGINE_URL"):
         load_settings("bridge", RequiredSettings, environ={})
+
+
+def test_a_taken_address_is_said_plainly() -> None:
+    """No errno; every other reason keeps its words."""
+    taken = cannot_listen("http_port", "127.0.0.1", 8080, OSError(errno.EADDRINUSE, "error while attempting to bind"))
+    assert str(taken) == "http_port: 127.0.0.1:8080 is taken; stop what listens there or choose another"
+    refused = cannot_listen("port", "203.0.113.1", 80, OSError(errno.EACCES, "Permission denied"))
+    assert str(refused) == "port: cannot listen on 203.0.113.1:80: Permission denied"
 
 
 def test_foreign_variables_are_left_alone() -> None:

@@ -7,16 +7,20 @@ import importlib.util
 import json
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tidegate.commands.options import find_bus_options
 from tidegate.errors import MissingPartError, WrongUseError
 from tidegate.interrupt import until_interrupted
 from tidegate.locate import locate
+
+if TYPE_CHECKING:
+    from tidegate.demo.figures import Figures
 
 INTERRUPTED_EXIT = 130
 
@@ -73,23 +77,27 @@ def command(
     if as_json:
         print(json.dumps(figures_as_json(figures)), flush=True)
     else:
-        print_table(figures_as_json(figures))
+        print_table(figures)
     for problem in figures.problems:
         click.echo(f"not as promised: {problem}", err=True)
     return 0 if figures.good else 1
 
 
-def print_table(figures: dict[str, object]) -> None:
-    """For people."""
+def print_table(figures: Figures) -> None:
+    """For people: each figure, what is promised of it, and whether that holds."""
+    from tidegate.demo.table import lines_of
+
+    marks = {True: "[green]ok[/]", False: "[bold red]failed[/]", None: ""}
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, value in figures.items():
-        if name not in ("problems", "ok"):
-            table.add_row(name, "not known" if value is None else f"{value}")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for line in lines_of(figures):
+        table.add_row(line.name, line.value, line.promise, marks[line.holds])
     console = Console(highlight=False)
     console.print(table)
-    console.print("[bold green]all as promised[/]" if figures["ok"] else "[bold red]not as promised[/]")
+    console.print("[bold green]all as promised[/]" if figures.good else "[bold red]not as promised[/]")
 
 
 class Progressing:
@@ -100,14 +108,16 @@ class Progressing:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[failed]}"),
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task("", total=None, failed="")
+        self._task = self._progress.add_task("", total=None, count="", failed="")
+        self._requests = 0
+        self._ended = 0
         self._failed = 0
 
     def __enter__(self) -> Progressing:
@@ -125,9 +135,11 @@ class Progressing:
             self._console.print(what)
 
     def planned(self, requests: int) -> None:
-        self._progress.update(self._task, total=requests, completed=0)
+        self._requests = requests
+        self._progress.update(self._task, total=requests, completed=0, count=f"0/{requests}")
 
     def done(self, failed: bool) -> None:
+        self._ended += 1
         self._failed += failed
         note = f"[red]{self._failed} failed[/]" if self._failed else ""
-        self._progress.update(self._task, advance=1, failed=note)
+        self._progress.update(self._task, advance=1, count=f"{self._ended}/{self._requests}", failed=note)

@@ -37,7 +37,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, tokens, ratios 0..1, times in ms. ``traces``: rows in the recorder's files (in the stream where those
-    are out of reach), ``traces_in_stream``: in the stream."""
+    are out of reach), ``traces_in_stream``: in the stream. ``problems``: what is not as promised, a sentence each;
+    ``broken``: the figures that they are about."""
 
     requests: int
     failed: int
@@ -56,6 +57,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     decisions: int
     decisions_match_served: bool | None
     problems: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -90,40 +92,44 @@ def measure(observed: Observed) -> Figures:
         decisions=sum(len(ids) for ids in observed.decisions.values()),
         decisions_match_served=None if observed.served is None else same_requests(observed.decisions, observed.served),
     )
-    return msgspec.structs.replace(figures, problems=tuple(problems(figures, observed)))
+    found = list(problems(figures, observed))
+    broken = tuple(dict.fromkeys(name for name, _ in found))
+    return msgspec.structs.replace(figures, problems=tuple(sentence for _, sentence in found), broken=broken)
 
 
-def problems(figures: Figures, observed: Observed) -> Iterable[str]:
-    """One sentence for each promise that does not hold."""
+def problems(figures: Figures, observed: Observed) -> Iterable[tuple[str, str]]:
+    """For each promise that does not hold, the figure's name and one sentence."""
     if figures.requests == 0:
-        yield "no request was made"
+        yield "requests", "no request was made"
     if figures.failed:
         first = next(result for result in observed.results if result.failed)
-        yield f"{figures.failed} requests failed, the first: {first.session_id} turn {first.turn + 1}: {first.error}"
+        where = f"{first.session_id} turn {first.turn + 1}"
+        yield "failed", f"{figures.failed} requests failed, the first: {where}: {first.error}"
     if figures.traces != figures.requests:
-        yield f"{figures.traces} rows were recorded for {figures.requests} requests"
+        yield "traces", f"{figures.traces} rows were recorded for {figures.requests} requests"
     if figures.traces_in_stream != figures.requests:
-        yield f"the stream holds {figures.traces_in_stream} rows for {figures.requests} requests"
+        yield "traces_in_stream", f"the stream holds {figures.traces_in_stream} rows for {figures.requests} requests"
     if observed.recorded is not None and sorted(observed.recorded) != sorted(observed.stored):
-        yield "the recorder's files and the stream do not hold the same requests"
+        yield "traces", "the recorder's files and the stream do not hold the same requests"
     difference = abs(figures.cached_tokens_predicted - figures.cached_tokens_reported)
     if difference > PREDICTION_TOLERANCE * figures.cached_tokens_reported:
         yield (
+            "cached_tokens_reported",
             f"{figures.cached_tokens_predicted} cached tokens were predicted, "
-            f"{figures.cached_tokens_reported} reported: more than {PREDICTION_TOLERANCE:.0%} apart"
+            f"{figures.cached_tokens_reported} reported: more than {PREDICTION_TOLERANCE:.0%} apart",
         )
     if figures.hit_ratio < LEAST_HIT_RATIO:
-        yield f"hit_ratio {figures.hit_ratio:g} is below {LEAST_HIT_RATIO:g}"
+        yield "hit_ratio", f"hit_ratio {figures.hit_ratio:g} is below {LEAST_HIT_RATIO:g}"
     if figures.requests and not any(result.turn for result in observed.results):
-        yield "no second turn was made: sticky_ratio says nothing"
+        yield "sticky_ratio", "no second turn was made: sticky_ratio says nothing"
     elif figures.sticky_ratio < LEAST_STICKY_RATIO:
-        yield f"sticky_ratio {figures.sticky_ratio:g} is below {LEAST_STICKY_RATIO:g}"
+        yield "sticky_ratio", f"sticky_ratio {figures.sticky_ratio:g} is below {LEAST_STICKY_RATIO:g}"
     decided = {request for requests in observed.decisions.values() for request in requests}
     undecided = sum(not result.failed and result.request_id not in decided for result in observed.results)
     if undecided:
-        yield f"{undecided} requests were served without a decision on the bus"
+        yield "decisions", f"{undecided} requests were served without a decision on the bus"
     if figures.decisions_match_served is False:
-        yield "the decisions seen on the bus are not the requests that the engines served"
+        yield "decisions_match_served", "the decisions seen on the bus are not the requests that the engines served"
 
 
 def sticky_ratio(results: Iterable[RequestResult], rows: Mapping[str, TraceRow]) -> float:

@@ -9,6 +9,7 @@ import pytest
 from load.workload.client import RequestResult
 from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
 from tidegate.demo.figures import Observed, measure, percentile, same_requests, sticky_ratio
+from tidegate.demo.table import PROMISES, lines_of
 
 
 def result(session: str, turn: int, **fields: Any) -> RequestResult:
@@ -86,6 +87,29 @@ def test_prediction_hits_and_stickiness_have_their_thresholds() -> None:
     assert any("hit_ratio 0.7" in problem for problem in measure(observed(results=cold)).problems)
     moving = {r.request_id or "": row(r.session_id, r.turn, f"engine-{r.turn}") for r in observed().results}
     assert any("sticky_ratio 0" in problem for problem in measure(observed(rows=moving)).problems)
+
+
+def test_the_table_names_figures_and_marks_promises() -> None:
+    """Names with units, the promised bound beside the figure it is about, and a mark by what `problems` found."""
+    lines = {line.name: line for line in lines_of(measure(observed()))}
+    hits = lines["input tokens from a cache"]
+    assert (hits.value, hits.promise, hits.holds) == ("90.00 %", "at least 80 %", True)
+    assert lines["time to first token, p50"].value == "not known"
+    assert lines["decision time, p99"].value == "3 ms"
+    assert lines["sessions"].holds is None
+    cold = tuple(result(session, turn, cached_tokens=70) for session in "ab" for turn in range(3))
+    broken = {line.name for line in lines_of(measure(observed(results=cold))) if line.holds is False}
+    assert broken == {"input tokens from a cache", "cached tokens, reported"}
+    unasked = {line.name: line for line in lines_of(measure(observed(served=None)))}
+    assert unasked["decisions match the engines"].holds is None
+
+
+def test_every_broken_promise_marks_a_line() -> None:
+    """No problem of `problems` goes without a failed line in the table."""
+    figures = measure(observed(results=(result("a", 0, error="x"),), stored=("a-0", "a-1"), decisions={}))
+    marked = [line for line in lines_of(figures) if line.holds is False]
+    assert {"requests failed", "rows recorded", "rows in the stream"} <= {line.name for line in marked}
+    assert set(figures.broken) <= set(PROMISES)
 
 
 def test_stickiness_counts_second_and_later_turns() -> None:

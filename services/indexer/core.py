@@ -141,7 +141,7 @@ class IndexerCore:
                 self._ended(event.end, now, effects)
             case Tick():
                 self._tick(event.connected, now, effects)
-        effects += self._queue.ask(now, self.workers)
+        effects += self._queue.ask(now)
         return effects
 
     def catching_up(self) -> list[str]:
@@ -350,6 +350,7 @@ class IndexerCore:
             return
         worker = Worker.new(state, now)
         self.workers[name] = worker
+        self._queue.seen(name)
         if known is not None and known.state.epoch != state.epoch:
             for known_source in self.sources[name].values():
                 known_source.machine.forget_retired()

@@ -225,6 +225,7 @@ class BridgeService:
                 self._sources_changed.set()
                 continue
             self._subscriber = subscriber
+            self._tasks.start("kv-subscriber", subscriber.watch())
             self._handle(SocketsOpened())
             if subscriber.fell_back:
                 await self._see_whether_connected()

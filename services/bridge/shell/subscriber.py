@@ -62,6 +62,7 @@ class EventSubscriber:
         self._deliver = deliver
         self._limit = handover_limit
         self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         self._queue: deque[SubscriberEvent] = deque()
         self._context = zmq.Context()
         self._wake_address = f"inproc://stop-{id(self)}"
@@ -84,6 +85,12 @@ class EventSubscriber:
             self._close_sockets()
             raise
         self._thread.start()
+
+    async def watch(self) -> None:
+        """Until the thread ends; raises what ended it, unless `stop` did."""
+        error = await asyncio.shield(self._ended)
+        if error is not None:
+            raise error
 
     async def stop(self) -> None:
         """Stop the thread and close everything; nothing is delivered after it returns."""
@@ -134,6 +141,14 @@ class EventSubscriber:
     # Everything below runs in the thread.
 
     def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._poll()
+        except BaseException as raised:  # noqa: BLE001 - raised again by `watch`, where the service's owner sees it
+            error = raised
+        self._call(self._end, error)
+
+    def _poll(self) -> None:
         wake = self._context.socket(zmq.PAIR)
         wake.connect(self._wake_address)
         poller = zmq.Poller()
@@ -192,13 +207,20 @@ class EventSubscriber:
             self.counters.dropped += len(batches) - max(0, room)
             drained = batches[: max(0, room)] + kept
         self._queue.extend(drained)
+        self._call(self._take)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._take)
+            self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
             # The loop is closed: the process is on its way out and nobody will read the queue.
             log.debug("kv_events_after_close", waiting=len(self._queue))
 
     # On the loop.
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(error)
 
     def _take(self) -> None:
         taken = []

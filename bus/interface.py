@@ -106,7 +106,7 @@ class KeyValue(Protocol):
 
 
 class ObjectStore(Protocol):
-    """A bucket of objects of any size (index snapshots)."""
+    """A bucket of objects of any size (index snapshots). One that was made with ``ttl_s`` forgets what is older."""
 
     async def put(self, key: str, data: bytes) -> None: ...
 
@@ -205,7 +205,7 @@ class Bus(Protocol):
 
     async def key_value(self, bucket: str, *, ttl_s: float | None = None) -> KeyValue: ...
 
-    async def objects(self, bucket: str) -> ObjectStore: ...
+    async def objects(self, bucket: str, *, ttl_s: float | None = None) -> ObjectStore: ...
 
     async def wait_lost(self) -> str:
         """Ends with the reason when the connection is gone for good (access revoked), not when it reconnects."""

@@ -19,6 +19,8 @@ BUCKET_LEADERS = "TG_LEADERS"
 BUCKET_WORKERS = "TG_WORKERS"
 BUCKET_STATISTICS = "TG_STATISTICS"
 OBJECTS_SNAPSHOTS = "TG_SNAPSHOTS"
+SNAPSHOTS_TTL_S = 3600.0
+"""Age at which a snapshot goes by itself: those of bridges that never come back would fill the store."""
 
 INDEX_MATCH = f"{ROOT}.index.match"
 INDEX_SESSION = f"{ROOT}.index.session"

@@ -288,9 +288,9 @@ class MemoryBus:
         self._check()
         return MemoryKeyValue(self, self._broker.buckets.setdefault(bucket, MemoryBucket(ttl_s)))
 
-    async def objects(self, bucket: str) -> ObjectStore:
+    async def objects(self, bucket: str, *, ttl_s: float | None = None) -> ObjectStore:
         self._check()
-        return MemoryObjectStore(self, self._broker.objects.setdefault(bucket, MemoryObjects()))
+        return MemoryObjectStore(self, self._broker.objects.setdefault(bucket, MemoryObjects(ttl_s)))
 
     def check(self) -> None:
         """Raises `ClosedError`, `NotConnectedError`."""

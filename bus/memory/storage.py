@@ -231,19 +231,22 @@ class MemoryBucket:
 
 
 class MemoryObjects:
-    """Objects by key."""
+    """Objects by key, with the time at which each was written."""
 
-    def __init__(self) -> None:
-        self._objects: dict[str, bytes] = {}
+    def __init__(self, ttl_s: float | None) -> None:
+        self._ttl_s = float("inf") if ttl_s is None else ttl_s
+        self._objects: dict[str, tuple[bytes, float]] = {}
 
     def put(self, key: str, data: bytes) -> None:
-        self._objects[key] = data
+        now = asyncio.get_running_loop().time()
+        self._objects = {old: kept for old, kept in self._objects.items() if now - kept[1] < self._ttl_s}
+        self._objects[key] = (data, now)
 
     def get(self, key: str) -> bytes:
-        try:
-            return self._objects[key]
-        except KeyError:
-            raise KeyMissingError(f"no object {key}") from None
+        data, written_at = self._objects.get(key, (b"", float("-inf")))
+        if asyncio.get_running_loop().time() - written_at < self._ttl_s:
+            return data
+        raise KeyMissingError(f"no object {key}")
 
     def delete(self, key: str) -> None:
         self._objects.pop(key, None)

@@ -186,15 +186,17 @@ def _forgotten(stale: set[str], known: set[str]) -> list[KeyEntry]:
 
 
 class NatsObjectStore:
-    """See `bus.interface.ObjectStore`."""
+    """See `bus.interface.ObjectStore`. ``ttl_s``: every object's age limit; a bucket that exists keeps its own."""
 
-    def __init__(self, bus: NatsBus, bucket: str) -> None:
+    def __init__(self, bus: NatsBus, bucket: str, ttl_s: float | None) -> None:
         self._bus = bus
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
         self._config = api.StreamConfig(
             name=self._stream,
             subjects=[f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+            max_age=ttl_s or 0.0,
+            duplicate_window=min(ttl_s, 120.0) if ttl_s else 120.0,
             discard=api.DiscardPolicy.NEW,
             allow_rollup_hdrs=True,
             allow_direct=True,

@@ -393,8 +393,8 @@ class NatsBus:
         await store.open()
         return store
 
-    async def objects(self, bucket: str) -> ObjectStore:
-        store = NatsObjectStore(self, bucket)
+    async def objects(self, bucket: str, *, ttl_s: float | None = None) -> ObjectStore:
+        store = NatsObjectStore(self, bucket, ttl_s)
         await store.open()
         return store
 

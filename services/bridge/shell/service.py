@@ -89,7 +89,7 @@ class BridgeService:
         self.core = BridgeCore(settings, epoch, bus.max_payload, previous)
         self._collector = BridgeCollector(self.core, lambda: self._subscriber)
         REGISTRY.register(self._collector)
-        objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+        objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
         self._desk = SnapshotDesk(bus, objects, self.core.worker, self.core.snapshot, self.core.marks)
         self._served: ServedEndpoints = await bus.serve(
             "tidegate-bridge",

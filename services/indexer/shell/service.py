@@ -62,7 +62,7 @@ class IndexerService:
         """Subscribe and serve. Workers make themselves known within a heartbeat."""
         self._bus = bus
         self._tasks = tasks
-        self._objects: ObjectStore = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+        self._objects: ObjectStore = await bus.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
         self._collector = IndexerCollector(self.core)
         REGISTRY.register(self._collector)
         root = subjects.ROOT

@@ -294,6 +294,25 @@ async def test_hostile_ids_as_subjects_keys_and_objects(bus: Bus) -> None:
     assert len(await bucket.keys()) == len(HOSTILE)
 
 
+async def test_objects_expire(bus: Bus) -> None:
+    """A bucket with ``ttl_s``: what nobody writes again is gone, and what is written again stays."""
+    objects = await bus.objects("TG_TEST_OBJECTS", ttl_s=1.0)
+    await objects.put("gone", b"of a bridge that is no more")
+
+    async def is_gone() -> bool:
+        await objects.put("kept", b"of a bridge that lives")
+        try:
+            await objects.get("gone")
+        except KeyMissingError:
+            return True
+        return False
+
+    async with asyncio.timeout(10):
+        while not await is_gone():
+            await asyncio.sleep(0.05)
+    assert await objects.get("kept") == b"of a bridge that lives"
+
+
 async def test_objects(bus: Bus) -> None:
     """Of any size (many messages), overwritten, deleted, and missing by name."""
     objects = await bus.objects("TG_TEST_OBJECTS")

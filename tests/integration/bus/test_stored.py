@@ -308,7 +308,7 @@ async def test_objects_expire(bus: Bus) -> None:
         return False
 
     async with asyncio.timeout(10):
-        while not await is_gone():
+        while not await is_gone():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.05)
     assert await objects.get("kept") == b"of a bridge that lives"
 

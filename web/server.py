@@ -14,11 +14,15 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from web.headers import Headers
-from web.server_connection import ErrorAnswer, Refusal, Request, Responder, ServerConnection, ServerLimits
+from web.limits import HeldBytes, ServerLimits
+from web.server_connection import ErrorAnswer, Refusal, Request, Responder, ServerConnection
 
 __all__ = ["ErrorAnswer", "Handler", "Headers", "HttpServer", "Request", "Responder", "ServerLimits"]
 
 log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+"""When a client that was refused for want of room may ask again."""
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
 
@@ -36,6 +40,7 @@ class HttpServer:
         self, handler: Handler, limits: ServerLimits | None = None, error_answer: ErrorAnswer = json_error
     ) -> None:
         self.limits = limits or ServerLimits()
+        self.held = HeldBytes(self.limits.held_body_bytes)
         self.draining = False
         self.failures = 0
         self.refusals: dict[str, int] = {}
@@ -69,6 +74,11 @@ class HttpServer:
     def open_requests(self) -> int:
         """Requests whose handler runs."""
         return len(self._tasks)
+
+    @property
+    def held_body_bytes(self) -> int:
+        """Bytes of bodies that are being read, or whose requests are not over."""
+        return self.held.size
 
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time."""
@@ -129,12 +139,19 @@ class HttpServer:
 
     def refusal(self, refusal: Refusal) -> tuple[Headers, bytes]:
         self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
-        return self._error_answer(refusal.status, refusal.reason, refusal.target)
+        headers, body = self._error_answer(refusal.status, refusal.reason, refusal.target)
+        if refusal.status == 503:
+            headers = [*headers, (b"retry-after", b"%d" % RETRY_AFTER_S)]
+        return headers, body
 
     def serve(self, connection: ServerConnection, request: Request, responder: Responder) -> None:
         task = asyncio.get_running_loop().create_task(self._run(request, responder))
         self._tasks[task] = connection
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(lambda done: self._over(done, request))
+
+    def _over(self, task: asyncio.Task[None], request: Request) -> None:
+        self._tasks.pop(task, None)
+        request.hold.release()
 
     async def _run(self, request: Request, responder: Responder) -> None:
         try:

@@ -6,46 +6,29 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
 
 from web import headers as head_lines
 from web.headers import BODILESS, Headers, find
+from web.limits import HeldBytes, Hold, ServerLimits
 
 ErrorAnswer = Callable[[int, str, str], tuple[Headers, bytes]]
 """(status, reason, target) to the headers and body of an answer that the server gives by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Bounds of one server. Sizes in bytes, times in seconds.
+class Request:
+    """One request, read whole. ``headers`` in wire order and spelling; ``query`` without its ``?``.
 
-    ``header_timeout_s`` runs from a request's first byte (or the accept) to the end of its headers, ``body_timeout_s``
-    between two reads of its body, ``keepalive_s`` between two requests, ``stall_timeout_s`` while a client does not
-    read its answer. ``pipelined``: requests that may wait behind one being answered; those after them are
-    not answered (the connection is closed, which HTTP allows).
+    ``hold``: its body's share of what the server may hold; released when the request is over.
     """
 
-    header_bytes: int = 65_536
-    body_bytes: int = 32 * 1024 * 1024
-    keepalive_s: float = 75.0
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    stall_timeout_s: float = 120.0
-    linger_s: float = 2.0
-    connections: int = 20_000
-    pipelined: int = 8
-    write_high_bytes: int = 262_144
+    __slots__ = ("body", "headers", "hold", "http_version", "keep_alive", "method", "path", "peer", "query", "target")
 
-
-class Request:
-    """One request, read whole. ``headers`` in wire order and spelling; ``query`` without its ``?``."""
-
-    __slots__ = ("body", "headers", "http_version", "keep_alive", "method", "path", "peer", "query", "target")
-
-    def __init__(self, method: str, target: str, headers: Headers, http_version: str, body: bytes, peer: str) -> None:
+    def __init__(
+        self, method: str, target: str, headers: Headers, http_version: str, body: bytes, peer: str, hold: Hold
+    ) -> None:
         self.method = method
         self.target = target
         origin_form = target
@@ -56,6 +39,7 @@ class Request:
         self.http_version = http_version
         self.body = body
         self.peer = peer
+        self.hold = hold
         self.keep_alive = True
 
     def header(self, name: str) -> bytes | None:
@@ -78,6 +62,7 @@ class ServerSide(Protocol):
     """What a connection asks of its server."""
 
     limits: ServerLimits
+    held: HeldBytes
     draining: bool
 
     def serve(self, connection: ServerConnection, request: Request, responder: Responder) -> None: ...
@@ -204,11 +189,13 @@ class ServerConnection(asyncio.Protocol):
         self._headers: Headers = []
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._hold = Hold(server.held)
         self._queued_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_drained: Callable[[], None] | None = None
         self.congested = False
         self._deadline: float | None = None
+        self._body_deadline: float | None = None
         self._stall_deadline: float | None = None
         self._waiting_for = "header"
 
@@ -253,8 +240,9 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._deaf = True
         self._transport = None
+        self._reset()
         self._deadline = self._stall_deadline = None
-        self._queue.clear()
+        self._drop_queue()
         self._wake()
         if self._serving is not None:
             self._serving.gone.set()
@@ -298,7 +286,11 @@ class ServerConnection(asyncio.Protocol):
         if length is not None and int(length) > limits.body_bytes:
             self._refuse(413, "body_too_large")
             return
-        self._expect("body", limits.body_timeout_s)
+        if length is not None and not self._hold.grow_to(int(length)):
+            self._refuse(503, "busy")
+            return
+        self._expect("body", None)
+        self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
         expect = find(self._headers, b"expect")
         if expect is not None and expect.lower() == b"100-continue" and self._serving is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -310,14 +302,17 @@ class ServerConnection(asyncio.Protocol):
         if self._body_bytes + self._queued_bytes > self.server.limits.body_bytes:
             self._refuse(413, "body_too_large")
             return
+        if not self._hold.grow_to(self._body_bytes):
+            self._refuse(503, "busy")
+            return
         self._body.append(body)
-        self._expect("body", self.server.limits.body_timeout_s)
 
     def on_message_complete(self) -> None:
         if self._deaf or self._upgrade_with_body:
             return
         if len(self._queue) >= self.server.limits.pipelined:
             self._deaf = True
+            self._reset()
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         request = Request(
@@ -327,7 +322,9 @@ class ServerConnection(asyncio.Protocol):
             self._parser.get_http_version(),
             body,
             self._peer,
+            self._hold,
         )
+        self._hold = Hold(self.server.held)
         request.keep_alive = self._parser.should_keep_alive()
         if not request.keep_alive:
             self._deaf = True
@@ -354,6 +351,9 @@ class ServerConnection(asyncio.Protocol):
     # Our side
 
     def _reset(self) -> None:
+        """Nothing of a request is read, and nothing held for it."""
+        self._hold.release()
+        self._body_deadline = None
         self._in_head = True
         self._head_bytes = 0
         self._target = b""
@@ -366,6 +366,12 @@ class ServerConnection(asyncio.Protocol):
         self._queue.append(Refusal(status, reason, self._target.decode("latin-1")))
         self._reset()
         self._next()
+
+    def _drop_queue(self) -> None:
+        for waiting in self._queue:
+            if isinstance(waiting, Request):
+                waiting.hold.release()
+        self._queue.clear()
 
     def _next(self) -> None:
         """Serve what waits, when nothing is being served."""
@@ -400,12 +406,15 @@ class ServerConnection(asyncio.Protocol):
         if self._stall_deadline is not None and self._stall_deadline <= now:
             self.abort()
             return
+        if self._body_deadline is not None and self._body_deadline <= now:
+            self._refuse(408, "request_timeout")
+            return
         if self._deadline is None or self._deadline > now:
             return
         self._deadline = None
         if self._waiting_for == "header" and self._head_bytes == 0:
             self.close()
-        elif self._waiting_for in ("header", "body"):
+        elif self._waiting_for == "header":
             self._refuse(408, "request_timeout")
         elif self._waiting_for == "keepalive":
             self.close()
@@ -449,15 +458,13 @@ class ServerConnection(asyncio.Protocol):
             return
         if not keep_alive or (self._deaf and not self._queue):
             self._deaf = True
-            self._queue.clear()
+            self._drop_queue()
             self.close()
             return
         if self._head_bytes == 0 and self._in_head:
             self._expect("keepalive", self.server.limits.keepalive_s)
         elif self._in_head:
             self._expect("header", self.server.limits.header_timeout_s)
-        else:
-            self._expect("body", self.server.limits.body_timeout_s)
         if self._queue:
             # Not from inside the handler of the answer before: a long pipeline must not deepen the stack.
             asyncio.get_running_loop().call_soon(self._next)

@@ -7,6 +7,7 @@ import pytest
 from web import headers as head_lines
 from web.client import parse_url
 from web.errors import BadHeaderError, BadUrlError
+from web.limits import HeldBytes, Hold
 from web.server_connection import Request
 
 
@@ -49,7 +50,7 @@ def test_unknown_statuses_have_a_status_line() -> None:
 )
 def test_a_target_splits_into_path_and_query(target: str, path: str, query: str) -> None:
     """Origin form, absolute form and the asterisk; a double slash is a path, not a host."""
-    request = Request("GET", target, [], "1.1", b"", "")
+    request = Request("GET", target, [], "1.1", b"", "", Hold(HeldBytes(0)))
     assert (request.path, request.query) == (path, query)
 
 
@@ -72,3 +73,20 @@ def test_bad_addresses_are_named(url: str) -> None:
     """What we do not speak to is an error of its own, not a traceback from the network layer."""
     with pytest.raises(BadUrlError):
         parse_url(url)
+
+
+def test_held_bytes_are_given_back_once() -> None:
+    """What does not fit is not counted; releasing twice gives back nothing more."""
+    held = HeldBytes(10)
+    one, other = Hold(held), Hold(held)
+    assert one.grow_to(6)
+    assert not other.grow_to(5)
+    assert one.grow_to(3), "a body that is smaller than declared still holds what was declared"
+    assert other.grow_to(4)
+    assert held.size == 10
+    one.release()
+    one.release()
+    assert held.size == 4
+    assert other.grow_to(10)
+    other.release()
+    assert held.size == 0

@@ -212,7 +212,9 @@ class BridgeCore:
             self.gaps[event.problem] += 1
             fields = {"worker": self.worker, "rank": event.rank, "reason": event.problem}
             effects.append(Say("replay_failed", fields, warning=True))
-        self._carry_out(feed, feed.replayed(event.ticket, event.batches, event.problem, now), now, effects)
+        self._carry_out(
+            feed, feed.replayed(event.ticket, event.batches, event.problem, now, more=event.more), now, effects
+        )
 
     # The stream
 

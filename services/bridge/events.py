@@ -68,12 +68,14 @@ class SocketsOpened:
 
 @dataclass(frozen=True, slots=True)
 class ReplayAnswered:
-    """The end of one replay. ``ticket`` of the question; ``problem`` when the end mark did not come in time."""
+    """One replay, or a part of it with ``more`` to follow. ``ticket`` of the question; ``problem`` when the end mark
+    did not come in time."""
 
     rank: int
     ticket: int
     batches: tuple[tuple[int, bytes], ...]
     problem: str | None = None
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class RankFeed:
     _fresh: bool = True
     _ticket: int = 0
     _probe: int | None = None
+    _probe_found: bool = False  # that there was something to be had
     _fetch: tuple[int, int, int] | None = None  # ticket, the machine's token, start
     _unanswered: tuple[int, int] | None = None  # token, start
     _heard_at: float = 0.0
@@ -200,9 +201,15 @@ class RankFeed:
         return out
 
     def replayed(
-        self, ticket: int, batches: tuple[tuple[int, bytes], ...], problem: str | None, now: float
+        self,
+        ticket: int,
+        batches: tuple[tuple[int, bytes], ...],
+        problem: str | None,
+        now: float,
+        *,
+        more: bool = False,
     ) -> list[RankEffect]:
-        """A replay came to its end (or to a ``problem``, with what had come until then)."""
+        """A replay came to its end (or to a ``problem``, with what had come until then); ``more`` of it follows."""
         out: list[RankEffect] = []
         if self.suspect_since is not None:
             # The socket was lost since: another process may have answered. Asked again once it has a name.
@@ -211,18 +218,23 @@ class RankFeed:
             elif self._fetch is not None and ticket == self._fetch[0]:
                 self._unanswered, self._fetch = self._fetch[1:], None
         elif ticket == self._probe:
-            self._probe = None
             news = [(seq, payload) for seq, payload in batches if seq > self.machine.last]
-            self.counters.probes_found += bool(news)
+            if news and not self._probe_found:
+                self.counters.probes_found += 1
+                self._probe_found = True
+            if not more:
+                self._probe = None
             for seq, payload in news:
                 # Not below the last one: that would be taken for a restart.
                 if seq > self.machine.last:
                     out += self._feed(LiveBatch(seq, payload), now)
-        elif self._fetch is not None and ticket == self._fetch[0]:
-            token = self._fetch[1]
-            self._fetch = None
+        elif (fetch := self._fetch) is not None and ticket == fetch[0]:
+            token = fetch[1]
             for seq, payload in batches:
                 out += self._feed(ReplayedBatch(token, seq, payload), now)
+            if more or self._fetch != fetch:
+                return out
+            self._fetch = None
             out += self._feed(ReplayEnded(token) if problem is None else FetchFailed(token, problem), now)
         return out
 
@@ -296,6 +308,7 @@ class RankFeed:
             return []
         self._ticket += 1
         self._probe = self._ticket
+        self._probe_found = False
         self.counters.probes += 1
         return [Ask(self.machine.last + 1, self._ticket)]
 

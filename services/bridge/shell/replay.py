@@ -26,6 +26,13 @@ MAX_BYTES = 512 * 1024 * 1024
 """Bytes that one replay may bring."""
 
 
+MAX_SECONDS = 60.0
+"""Time that one replay may take."""
+
+TURN_BATCHES = 64
+"""Batches read at one turn of the loop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """What came. ``problem``: why the end mark did not (``replay_timeout``, ``bad_replay``, ``replay_too_large``,
@@ -36,7 +43,9 @@ class Replayed:
 
 
 async def fetch_replay(context: zmq.asyncio.Context, endpoint: str, start: int, timeout_s: float) -> Replayed:
-    """Everything from sequence ``start`` on, within ``timeout_s`` in all."""
+    """Everything from sequence ``start`` on. ``timeout_s``: how long the engine may be silent before the end mark."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + MAX_SECONDS
     batches: list[tuple[int, bytes]] = []
     size = 0
     socket = context.socket(zmq.DEALER)
@@ -50,9 +59,13 @@ async def fetch_replay(context: zmq.asyncio.Context, endpoint: str, start: int, 
             log.warning("replay_endpoint_unusable", endpoint=endpoint, detail=str(error))
             return Replayed((), "bad_endpoint")
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as deadline:
                 await socket.send_multipart(request_frames(start))
                 while True:
+                    # What waits in the socket is taken without a turn of the loop; others must get theirs.
+                    if len(batches) % TURN_BATCHES == 0:
+                        deadline.reschedule(min(loop.time() + timeout_s, end))
+                        await asyncio.sleep(0)
                     reply = parse_reply(await socket.recv_multipart())
                     if not isinstance(reply, ReplayBatch):
                         return Replayed(tuple(batches))

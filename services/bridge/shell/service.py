@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 
 import zmq.asyncio
 from prometheus_client import REGISTRY
@@ -14,6 +14,7 @@ from bus.errors import BusError, PayloadTooLargeError
 from bus.interface import Bus, BusMessage, Endpoint, KeyValue, ServedEndpoints
 from bus.log import EventLog
 from bus.service import package_version
+from bus.slices import in_slices
 from bus.tasks import Tasks
 from schemas.base import BadMessageError, from_json
 from schemas.worker import WorkerState
@@ -45,7 +46,7 @@ from services.bridge.events import (
     SubscriberEvent,
 )
 from services.bridge.shell.metrics import BridgeCollector
-from services.bridge.shell.replay import fetch_replay
+from services.bridge.shell.replay import Replayed, fetch_replay
 from services.bridge.shell.scraper import EngineScraper
 from services.bridge.shell.snapshots import SnapshotDesk
 from services.bridge.shell.subscriber import EventSubscriber
@@ -56,6 +57,9 @@ SIGHT_EVERY_S = 30.0
 """How often models and version are asked again while the engine's process stays the same (adapters come and go)."""
 
 SOCKET_RETRY_S = 2.0
+
+REPLAY_BATCHES = 32
+"""Batches of a replay that the core gets at once."""
 
 
 class BridgeService:
@@ -201,7 +205,16 @@ class BridgeService:
 
     async def _replay(self, effect: FetchReplay) -> None:
         answer = await fetch_replay(self._context, effect.endpoint, effect.start, self._settings.replay_timeout_s)
-        self._handle(ReplayAnswered(effect.rank, effect.ticket, answer.batches, answer.problem))
+        await in_slices(self._answered(effect, answer))
+
+    def _answered(self, effect: FetchReplay, answer: Replayed) -> Generator[None, None, None]:
+        """A few batches at a time: the engine's whole past at once would keep everybody waiting for seconds."""
+        batches = answer.batches
+        for start in range(0, len(batches), REPLAY_BATCHES):
+            part = batches[start : start + REPLAY_BATCHES]
+            self._handle(ReplayAnswered(effect.rank, effect.ticket, part, more=True))
+            yield
+        self._handle(ReplayAnswered(effect.rank, effect.ticket, (), answer.problem))
 
     # Loops
 

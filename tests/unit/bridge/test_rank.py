@@ -463,3 +463,51 @@ def test_history_that_another_process_may_have_answered_is_asked_for_again() -> 
             *([b"1005000/0", b"1005000/1", b"1005000/2"] if restarts else [b"1000000/1", b"1000000/2"]),
         ]
         assert at.feed.state() == ("synced", None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    past=st.integers(1, 20),
+    missed=st.integers(0, 10),
+    parts=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2)), max_size=40),
+)
+def test_replays_in_parts_with_live_batches_between(past: int, missed: int, parts: list[tuple[int, int]]) -> None:
+    """A long past is taken a few batches at a time, first at the start, then after a pause of the socket; live batches
+    come between the parts: each number is forwarded once, in order, under one incarnation."""
+    at = world()
+    sizes = iter(parts)
+    asks: list[Ask] = []
+
+    def take(effects: list[RankEffect]) -> None:
+        at.out += effects
+        asks.extend(effect for effect in effects if isinstance(effect, Ask))
+
+    def live(count: int) -> None:
+        for _ in range(count):
+            seq = len(at.history)
+            at.publish(seq, heard=False)
+            take(at.feed.batch(seq, at.history[seq], at.now))
+
+    def answer() -> None:
+        while asks:
+            ask = asks.pop()
+            asks.clear()  # a newer question replaces an older one
+            batches = [(seq, at.history[seq]) for seq in range(ask.start, len(at.history))]
+            while batches and not asks:
+                size, news = next(sizes, (6, 0))
+                take(at.feed.replayed(ask.ticket, tuple(batches[:size]), None, at.now, more=True))
+                del batches[:size]
+                live(news)
+            if not asks:
+                take(at.feed.replayed(ask.ticket, (), None, at.now))
+
+    for count in (past, missed):
+        for _ in range(count):
+            at.publish(len(at.history), heard=False)
+        at.feed.connected_now(at.now)
+        at.now += 0.01
+        take(at.feed.identified(START, at.now, at.now))
+        answer()
+        at.feed.disconnected(at.now)
+    assert at.forwarded() == [(f"{START}.0", seq) for seq in range(len(at.history))]
+    assert at.feed.counters.probes_found == bool(missed)

@@ -22,10 +22,15 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     ``engine``: by the engine's ``/tokenize``; ``auto``: local where there is one, else the engine; ``none``: neither,
     requests are placed by session and load. ``tokenize_threads`` work on at most ``tokenize_queue`` prompts; a
     request over that bound, or whose tokens take longer than ``tokenize_timeout_s``, is placed without its chain.
-    ``tokenize_cache_bytes``: tokens of conversations that are kept per model, so that a resent one costs its new tail.
+    ``prompt_bytes``: a request with a larger body is not counted by anybody and placed without its chain
+    (``too_large``): a tokenizer needs many times a prompt's memory. ``tokenize_cache_bytes``: tokens of conversations
+    that are kept per model, so that a resent one costs its new tail.
 
-    ``body_bytes``: larger requests get 413. ``event_bytes``: the largest single event of a stream. ``max_in_flight``:
-    accepted requests that have not ended; over it: 429. ``row_window``: trace rows not yet acknowledged.
+    ``body_bytes``: larger requests get 413. ``held_body_bytes``: bodies of all requests that are being read or are not
+    over; a request that does not fit gets 503 ``busy`` before its body is read. ``body_timeout_s``: a body that is not
+    there in this time, from the end of its headers, gets 408. ``event_bytes``: the largest single event of a stream.
+    ``max_in_flight``: accepted requests that have not ended; over it: 429. ``row_window``: trace rows not yet
+    acknowledged.
 
     ``connect_timeout_s``, ``first_byte_timeout_s``, ``idle_timeout_s``, ``total_timeout_s``: of the engine's answer,
     each named separately in traces. ``stall_timeout_s``: a client that does not read its answer is cut after it.
@@ -49,9 +54,12 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     tokenize_threads: int = 2
     tokenize_queue: int = 64
     tokenize_timeout_s: float = 2.0
+    prompt_bytes: int = 4 * MEBIBYTE
     tokenize_cache_bytes: int = 256 * MEBIBYTE
 
     body_bytes: int = 32 * MEBIBYTE
+    held_body_bytes: int = 512 * MEBIBYTE
+    body_timeout_s: float = 60.0
     header_bytes: int = 65_536
     event_bytes: int = 8 * MEBIBYTE
     max_in_flight: int = 4096
@@ -81,8 +89,11 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
             "tokenize_threads",
             "tokenize_queue",
             "tokenize_timeout_s",
+            "prompt_bytes",
             "tokenize_cache_bytes",
             "body_bytes",
+            "held_body_bytes",
+            "body_timeout_s",
             "header_bytes",
             "event_bytes",
             "max_in_flight",
@@ -105,6 +116,8 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("tenant must not be empty")
         if self.tokenize == "local" and not self.tokenizers:
             raise ValueError("tokenizers must name at least one tokenizer when tokenize is local")
+        if self.held_body_bytes < self.body_bytes:
+            raise ValueError("held_body_bytes must not be less than body_bytes")
         if self.admit_idle_s > self.admit_deadline_s:
             raise ValueError("admit_idle_s must not exceed admit_deadline_s")
 

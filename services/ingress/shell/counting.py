@@ -88,6 +88,8 @@ class PromptCounter:
             raise SkippedError("unscored")
         if self._settings.tokenize == "none":
             raise SkippedError("off")
+        if len(effect.request.body) > self._settings.prompt_bytes:
+            raise SkippedError("too_large")
         block_size, salt, adapter = effect.block_size, effect.request.cache_salt, effect.adapter
         if isinstance(prompt, TokensPrompt):
             ids = prompt.tokens

@@ -31,6 +31,7 @@ _MESSAGES = {
     "malformed_request": "The request is not valid HTTP/1.1.",
     "headers_too_large": "The request's headers are too large.",
     "request_timeout": "The request did not arrive in time.",
+    "busy": "Too many bytes of requests are held already.",
     "internal_error": "Tidegate failed.",
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from array import array
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,14 @@ from kvcore.hashing import pack_tokens
 from services.ingress.endpoints import ChatPrompt, TextPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.prompts import ChatTemplate, render_prompt
+from services.ingress.shell.memory import give_back_memory
 from services.ingress.tokens import PrefixTokenCache, PromptTokens
+
+BATCH_CHARACTERS = 256 * 1024
+"""The tokenizer works on about so much at once: its own form of a text takes many times the text's memory."""
+
+LONG_CHARACTERS = 256 * 1024
+"""After more than this the memory that it took is given back."""
 
 
 class LocalTokenizer:
@@ -66,15 +75,34 @@ class LocalTokenizer:
     def _count(self, text: str, block_size: int | None, leading: bytes) -> PromptTokens:
         with self._lock:
             plan = self._cache.find(text, leading)
-        encoded = self._encode(plan.missing) if plan.missing else []
-        filled = plan.fill(encoded, block_size)
+        filled = plan.fill(self._encode(plan.missing), block_size)
         with self._lock:
             self._cache.count(plan, filled)
             self._cache.keep(filled)
+        if sum(map(len, plan.missing)) > LONG_CHARACTERS:
+            give_back_memory()
         return filled.prompt
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def _encode(self, texts: list[str]) -> list[array[int]]:
+        ids: list[array[int]] = []
+        for batch in _batches(texts):
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            ids += [array("I", encoding.ids) for encoding in encodings]
+        return ids
+
+
+def _batches(texts: list[str]) -> Iterator[list[str]]:
+    """``texts`` in order, `BATCH_CHARACTERS` at a time, or one that is longer."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield batch
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

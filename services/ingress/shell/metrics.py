@@ -109,6 +109,7 @@ class Levels:
     client_connections: Callable[[], int]
     engine_connections: Callable[[], int]
     tokenize_depth: Callable[[], int]
+    held_body_bytes: Callable[[], int]
     cache_tokens: Callable[[], tuple[int, int]]
     late_events: Callable[[], Mapping[str, int]]
     http_refusals: Callable[[], Mapping[str, int]]
@@ -131,6 +132,7 @@ class LevelsCollector(Collector):
             ("client_connections", "Open connections of clients.", levels.client_connections),
             ("engine_connections", "Open connections to engines, idle ones included.", levels.engine_connections),
             ("tokenize_depth", "Prompts being counted or waiting for a thread.", levels.tokenize_depth),
+            ("held_body_bytes", "Bytes of bodies being read or of requests not over.", levels.held_body_bytes),
         ):
             yield GaugeMetricFamily(f"tidegate_ingress_{name}", text, value=read())
         cache = CounterMetricFamily(

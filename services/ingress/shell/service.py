@@ -134,6 +134,8 @@ class IngressService:
         limits = ServerLimits(
             header_bytes=settings.header_bytes,
             body_bytes=settings.body_bytes,
+            held_body_bytes=settings.held_body_bytes,
+            body_timeout_s=settings.body_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
         )
         return HttpServer(front.handle, limits, front.refusal)
@@ -146,6 +148,7 @@ class IngressService:
                 client_connections=lambda: self._server.open_connections,
                 engine_connections=lambda: self._client.open_connections,
                 tokenize_depth=lambda: self._counter.depth,
+                held_body_bytes=lambda: self._server.held_body_bytes,
                 cache_tokens=self._counter.cache_tokens,
                 late_events=lambda: self._core.late_events,
                 http_refusals=lambda: self._server.refusals,

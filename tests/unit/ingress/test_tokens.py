@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,23 @@ def test_the_least_recently_used_conversation_goes_first() -> None:
     kept = len(cache)
     cache.prompt(rendered([("system", "z " * 10_000)]), None, Encoder())
     assert len(cache) == kept, "what does not fit is not kept, and displaces nothing"
+
+
+@pytest.mark.parametrize(("conversations", "messages"), [(1, 2000), (1000, 1), (60, 30)])
+def test_what_is_counted_is_what_is_held(conversations: int, messages: int) -> None:
+    """The bound is one of memory: few long conversations or many short ones, no less is counted than they hold."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 30)
+    gc.collect()
+    tracemalloc.start()
+    for number in range(conversations):
+        text = "".join(f"<|im_start|>{number} {place}" for place in range(messages)) + "<|im_start|>"
+        cache.prompt(text, BLOCK, lambda texts: [[1, 2, 300]] * len(texts))
+    del text
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(cache) == conversations
+    assert held <= cache.size_bytes <= 2 * held
 
 
 def test_two_conversations_with_one_beginning_are_forgotten_one_by_one() -> None:

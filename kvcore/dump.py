@@ -1,10 +1,16 @@
-"""A dump of the index: MessagePack around packed columns, 41 bytes a block. Version 1."""
+"""A dump of the index: MessagePack around packed columns, 41 bytes a block. Version 1.
+
+A million blocks take seconds to dump or to load, so both are generators: each step is some `SLICE_BLOCKS` blocks, a few
+milliseconds, after which whoever runs an event loop may give it a turn.
+"""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
@@ -12,7 +18,13 @@ from kvcore.errors import BadDumpError
 from kvcore.events import Stored
 from kvcore.residency import Block, Residency, Waiting
 
+SLICE_BLOCKS = 2048
 _VERSION = 1
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+Steps = Generator[None, None, T]
+"""A computation in steps; what it returns is its result."""
 
 
 class GroupDump(msgspec.Struct):
@@ -59,75 +71,115 @@ def encode_dump(dump: IndexDump) -> bytes:
 
 
 def decode_dump(data: bytes) -> IndexDump:
-    """Decode and check every length and reference. Raises `BadDumpError`."""
+    """Decode and check every length; `load_group` checks the rest. Raises `BadDumpError`."""
     try:
         dump = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
         raise BadDumpError(f"not an index dump: {error}") from error
     if dump.version != _VERSION:
         raise BadDumpError(f"index dump of version {dump.version}, not {_VERSION}")
+    if len({(rank.worker, rank.rank) for rank in dump.ranks}) != len(dump.ranks):
+        raise BadDumpError("a rank stands twice in the dump")
     for rank in dump.ranks:
         for group in rank.groups.values():
             _check(group)
     return dump
 
 
-def dump_group(group: Residency) -> GroupDump:
-    """Everything of one group, the events that wait included."""
-    blocks = {id(block): block for block in group.blocks.values()}
-    ordered = sorted(blocks.values(), key=lambda block: block.own is None)
-    known = [block for block in ordered if block.own is not None]
-    number = {id(block): place for place, block in enumerate(ordered)}
-    seeds = {seed: place for place, seed in enumerate(dict.fromkeys(block.seed for block in known))}
+def at_once(steps: Steps[T]) -> T:
+    """Run ``steps`` to its end and return what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def dump_group(group: Residency) -> Steps[GroupDump]:
+    """Everything of one group, the events that wait included. The group must not change before the last step."""
+    engines, numbers, copies = array("Q"), array("I"), array("Q")
+    owns, parents, seeds, roots = array("Q"), array("Q"), array("I"), bytearray()
+    places: dict[int, int] = {}
+    seed_places: dict[int, int] = {}
+    nameless: list[Block] = []
+    nameless_at: list[int] = []
+    for part in _sliced(group.blocks.items()):
+        for engine, block in part:
+            key = id(block)
+            engines.append(engine)
+            if block.own is None:
+                nameless_at.append(len(numbers))
+                place = places.setdefault(key, len(nameless))
+                if place == len(nameless):
+                    nameless.append(block)
+            else:
+                place = places.setdefault(key, len(owns))
+                if place == len(owns):
+                    owns.append(block.own)
+                    copies.append(block.copies)
+                    parents.append(block.parent or 0)
+                    roots.append(block.parent is None)
+                    seeds.append(seed_places.setdefault(block.seed, len(seed_places)))
+            numbers.append(place)
+        yield
+    for at in nameless_at:
+        numbers[at] += len(owns)
+    copies.extend(block.copies for block in nameless)
     return GroupDump(
         block_size=group.block_size,
         connector_copies=group.connector_copies,
-        engines=_pack("Q", group.blocks),
-        numbers=_pack("I", (number[id(block)] for block in group.blocks.values())),
-        copies=_pack("Q", (block.copies for block in ordered)),
-        owns=_pack("Q", (block.own for block in known if block.own is not None)),
-        parents=_pack("Q", (block.parent or 0 for block in known)),
-        roots=bytes(block.parent is None for block in known),
-        seeds=_pack("I", (seeds[block.seed] for block in known)),
-        seed_values=list(seeds),
+        engines=_pack(engines),
+        numbers=_pack(numbers),
+        copies=_pack(copies),
+        owns=_pack(owns),
+        parents=_pack(parents),
+        roots=bytes(roots),
+        seeds=_pack(seeds),
+        seed_values=list(seed_places),
         waiting=[waiting.event for waiting in group.waiting if not waiting.done],
     )
 
 
-def load_group(group: Residency, dump: GroupDump) -> None:
-    """Fill an empty group from a dump that `decode_dump` has checked."""
-    engines, copies = _unpack("Q", dump.engines), _unpack("Q", dump.copies)
-    blocks = [
-        Block(own, dump.seed_values[seed], None if root else parent)
-        for own, seed, parent, root in zip(
-            _unpack("Q", dump.owns), _unpack("I", dump.seeds), _unpack("Q", dump.parents), dump.roots, strict=True
-        )
-    ]
-    blocks += [Block(None, 0, None) for _ in range(len(copies) - len(blocks))]
+def load_group(group: Residency, dump: GroupDump) -> Steps[None]:
+    """Fill an empty group, of which nobody knows yet, from a dump that `decode_dump` gave. Raises `BadDumpError`."""
+    engines, numbers, copies = _unpack("Q", dump.engines), _unpack("I", dump.numbers), _unpack("Q", dump.copies)
+    columns = zip(
+        _unpack("Q", dump.owns), _unpack("I", dump.seeds), _unpack("Q", dump.parents), dump.roots, strict=True
+    )
     group.block_size = dump.block_size
     group.connector_copies = dump.connector_copies
-    numbers = _unpack("I", dump.numbers)
-    for engine, number in zip(engines, numbers, strict=True):
-        group.blocks[engine] = blocks[number]
-    for engine, number in zip(engines, numbers, strict=True):
-        group.restore(engine, copies[number])
+    blocks: list[Block] = []
+    try:
+        for part in _sliced(columns):
+            blocks += [Block(own, dump.seed_values[seed], None if root else parent) for own, seed, parent, root in part]
+            yield
+        blocks += [Block(None, 0, None) for _ in range(len(copies) - len(blocks))]
+        for pairs in _sliced(zip(engines, numbers, strict=True)):
+            group.blocks.update((engine, blocks[number]) for engine, number in pairs)
+            yield
+    except IndexError as error:
+        raise BadDumpError("a column of a group names what another does not have") from error
+    if len(group.blocks) != len(engines):
+        raise BadDumpError("an engine hash stands twice in a group")
+    for pairs in _sliced(zip(engines, numbers, strict=True)):
+        for engine, number in pairs:
+            group.restore(engine, copies[number])
+        yield
     for event in dump.waiting:
         group.hold(Waiting(event))
 
 
 def _check(group: GroupDump) -> None:
+    """The columns' lengths; what they hold is checked while it is loaded."""
     try:
-        engines, numbers, copies = _unpack("Q", group.engines), _unpack("I", group.numbers), _unpack("Q", group.copies)
-        owns, parents, seeds = _unpack("Q", group.owns), _unpack("Q", group.parents), _unpack("I", group.seeds)
+        engines, numbers, copies = _length("Q", group.engines), _length("I", group.numbers), _length("Q", group.copies)
+        known, parents, seeds = _length("Q", group.owns), _length("Q", group.parents), _length("I", group.seeds)
     except ValueError as error:
         raise BadDumpError(f"a packed column is cut off: {error}") from error
-    known = len(owns)
     right = (
-        len(numbers) == len(engines)
-        and len(parents) == len(seeds) == len(group.roots) == known <= len(copies)
-        and len(set(engines)) == len(engines)
-        and max(numbers, default=-1) < len(copies)
-        and max(seeds, default=-1) < len(group.seed_values)
+        numbers == engines
+        and parents == seeds == len(group.roots) == known <= copies
         and 0 <= group.connector_copies < 1 << 64
         and (group.block_size is None or group.block_size > 0)
     )
@@ -135,11 +187,23 @@ def _check(group: GroupDump) -> None:
         raise BadDumpError("the columns of a group contradict each other")
 
 
-def _pack(code: str, values: Iterable[int]) -> bytes:
-    packed = array(code, values)
+def _sliced(items: Iterable[Item]) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while part := list(islice(rest, SLICE_BLOCKS)):
+        yield part
+
+
+def _length(code: str, data: bytes) -> int:
+    size = array(code).itemsize
+    if len(data) % size:
+        raise ValueError(f"{len(data)} bytes are no whole numbers of {size}")
+    return len(data) // size
+
+
+def _pack(values: array[int]) -> bytes:
     if sys.byteorder != "little":
-        packed.byteswap()
-    return packed.tobytes()
+        values.byteswap()
+    return values.tobytes()
 
 
 def _unpack(code: str, data: bytes) -> array[int]:

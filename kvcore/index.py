@@ -20,7 +20,17 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from kvcore.dump import IndexDump, RankDump, decode_dump, dump_group, encode_dump, load_group
+from kvcore.dump import (
+    GroupDump,
+    IndexDump,
+    RankDump,
+    Steps,
+    at_once,
+    decode_dump,
+    dump_group,
+    encode_dump,
+    load_group,
+)
 from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored
 from kvcore.hashing import chain_view
 from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without_holes, select
@@ -81,6 +91,18 @@ class _Rank:
     other_kinds: dict[int, str] = field(default_factory=dict)
     known: int = 0
 
+    @property
+    def mask(self) -> int:
+        """The bits of its groups."""
+        return sum(group.bit for group in self.groups.values())
+
+
+@dataclass(slots=True)
+class PreparedRanks:
+    """Ranks of an index that it does not answer for (yet, or any more): see `PrefixIndex.prepare`."""
+
+    ranks: dict[tuple[str, int], _Rank] = field(default_factory=dict)
+
 
 Content = dict[tuple[str, int], dict[int, tuple[tuple[int, int, int], ...]]]
 
@@ -98,6 +120,7 @@ class PrefixIndex:
         self._holed = 0
         self._lowered = 0
         self._grouped = 0
+        self._aside = 0  # bits of `PreparedRanks`
         self._known = 0
         self._peak = 0
         self._evicted = 0
@@ -151,7 +174,7 @@ class PrefixIndex:
         particular order. Ranks that hold nothing of it are left out: `ranks` has them all."""
         hashes = chain_view(chain)
         presence = self._masks.presence
-        first = presence.get(hashes[0], 0) if len(hashes) else 0
+        first = presence.get(hashes[0], 0) & ~self._aside if len(hashes) else 0
         if not first:
             return []
         reach: Reach = []
@@ -223,39 +246,75 @@ class PrefixIndex:
 
     def dump(self, worker: str | None = None) -> bytes:
         """The whole index, or one worker's part: `load` gives an index that answers and goes on alike."""
-        return encode_dump(
-            IndexDump(
-                ranks=[
-                    RankDump(
-                        worker=owner.worker,
-                        rank=owner.rank,
-                        other_kinds=owner.other_kinds,
-                        groups={number: dump_group(group) for number, group in owner.groups.items()},
-                    )
-                    for owner in self._ranks.values()
-                    if worker is None or owner.worker == worker
-                ]
-            )
-        )
+        return at_once(self.dump_steps(worker))
+
+    def dump_steps(self, worker: str | None = None) -> Steps[bytes]:
+        """As `dump`, a few milliseconds a step. What is dumped must not change before the last one."""
+        ranks: list[RankDump] = []
+        for owner in [owner for owner in self._ranks.values() if worker is None or owner.worker == worker]:
+            groups: dict[int, GroupDump] = {}
+            for number, group in owner.groups.items():
+                groups[number] = yield from dump_group(group)
+            ranks.append(RankDump(owner.worker, owner.rank, groups, owner.other_kinds))
+        return encode_dump(IndexDump(ranks))
 
     def load(self, data: bytes, ranks: Collection[tuple[str, int]] | None = None) -> list[tuple[str, int]]:
         """Replace the ranks that ``data`` holds (of those in ``ranks``, if given) by what it says of them; which were
         replaced. Raises `BadDumpError`, with nothing changed."""
-        loaded: list[tuple[str, int]] = []
-        for dump in decode_dump(data).ranks:
-            key = (dump.worker, dump.rank)
-            if ranks is not None and key not in ranks:
-                continue
-            self.clear_rank(*key)
-            owner = self._rank(*key)
-            owner.other_kinds.update(dump.other_kinds)
-            for number, group in dump.groups.items():
-                load_group(self._add_group(owner, number), group)
-            self._refresh(owner)
-            loaded.append(key)
+        prepared = at_once(self.prepare(data, ranks))
+        loaded = self.adopt(prepared, list(prepared.ranks))
+        at_once(self.discard(prepared))
+        return loaded
+
+    def prepare(self, data: bytes, ranks: Collection[tuple[str, int]] | None = None) -> Steps[PreparedRanks]:
+        """`load` in three parts, of which the long ones go in steps: this builds the ranks aside, where they answer
+        nothing while the index lives on; then `adopt`; and always `discard`. Raises `BadDumpError`."""
+        prepared = PreparedRanks()
+        built = False
+        try:
+            for dump in decode_dump(data).ranks:
+                key = (dump.worker, dump.rank)
+                if ranks is not None and key not in ranks:
+                    continue
+                owner = prepared.ranks[key] = _Rank(*key, other_kinds=dict(dump.other_kinds))
+                for number, group in dump.groups.items():
+                    residency = self._add_group(owner, number)
+                    self._aside |= residency.bit
+                    yield from load_group(residency, group)
+            built = True
+        finally:
+            if not built:
+                at_once(self.discard(prepared))
+        return prepared
+
+    def adopt(self, prepared: PreparedRanks, ranks: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Replace those of ``ranks`` that were prepared, at once; which were replaced. What they replace takes their
+        place in ``prepared``."""
+        adopted = [key for key in prepared.ranks if key in ranks]
+        for key in adopted:
+            new, old = prepared.ranks.pop(key), self._ranks.get(key)
+            self._ranks[key] = new
+            self._aside &= ~new.mask
+            self._refresh(new)
+            if old is not None:
+                prepared.ranks[key] = old
+                self._aside |= old.mask
+                self._known -= old.known
+                old.known = 0
         if self._known > self.limits.max_blocks:
             self._evict()
-        return loaded
+        return adopted
+
+    def discard(self, prepared: PreparedRanks) -> Steps[None]:
+        """Give back what was not adopted, and what was replaced."""
+        self._peak = max(self._peak, len(self._masks.presence))
+        for key, owner in list(prepared.ranks.items()):
+            for group in owner.groups.values():
+                yield from group.clear_in_steps()
+            for number in list(owner.groups):
+                self._drop_group(owner, number)
+            del prepared.ranks[key]
+        self._give_back()
 
     # Ranks, groups and their bits
 
@@ -317,6 +376,7 @@ class PrefixIndex:
         self._holed &= ~group.bit
         self._lowered &= ~group.bit
         self._grouped &= ~group.bit
+        self._aside &= ~group.bit
         self._refresh(owner)
 
     def _refresh(self, owner: _Rank) -> None:
@@ -347,7 +407,7 @@ class PrefixIndex:
         presence, below = self._masks.presence, self._masks.below
         matches: list[RankMatch] = []
         for owner in {id(owner): owner for owner in select(self._owners, mask)}.values():
-            wanted = sum(group.bit for group in owner.groups.values())
+            wanted = owner.mask
             counts = [0, 0, 0, 0]
             for own in hashes:
                 if presence.get(own, 0) & wanted != wanted:

@@ -9,7 +9,7 @@ type.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -74,7 +74,12 @@ class TokensPrompt:
     tokens: tuple[int, ...]
 
 
-Prompt = ChatPrompt | TextPrompt | TokensPrompt
+@dataclass(frozen=True, slots=True)
+class LargePrompt:
+    """A prompt over the bound: read, and let go (its parts take up to twenty times its bytes)."""
+
+
+Prompt = ChatPrompt | TextPrompt | TokensPrompt | LargePrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +199,8 @@ def endpoint_of(path: str) -> Endpoint | None:
     return PATHS.get(path.partition("?")[0])
 
 
-def read_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
-    """One request. Raises `BadJsonError`, `BadRequestError`."""
+def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = None) -> ClientRequest:
+    """One request; of a body over ``prompt_bytes`` the prompt is not kept. Raises `BadJsonError`, `BadRequestError`."""
     decoder, build = _EXTRACTORS[endpoint]
     try:
         decoded = decoder.decode(body)
@@ -205,7 +210,10 @@ def read_request(endpoint: Endpoint, body: bytes) -> ClientRequest:
         raise BadJsonError(f"The request body is not a JSON object: {error}") from error
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
-    return build(decoded, body)
+    request = build(decoded, body)
+    if prompt_bytes is not None and len(body) > prompt_bytes and request.prompt is not None:
+        return replace(request, prompt=LargePrompt())
+    return request
 
 
 def _bad_request(error: msgspec.ValidationError) -> BadRequestError:

@@ -13,7 +13,7 @@ from bus.log import EventLog
 from schemas.base import UNDECODABLE
 from services.ingress.config import IngressSettings
 from services.ingress.effects import CountPrompt
-from services.ingress.endpoints import ChatPrompt, TextPrompt, TokensPrompt
+from services.ingress.endpoints import ChatPrompt, LargePrompt, TextPrompt, TokensPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.events import PromptCounted
 from services.ingress.shell.local_tokenizer import LocalTokenizer
@@ -88,7 +88,7 @@ class PromptCounter:
             raise SkippedError("unscored")
         if self._settings.tokenize == "none":
             raise SkippedError("off")
-        if len(effect.request.body) > self._settings.prompt_bytes:
+        if isinstance(prompt, LargePrompt):
             raise SkippedError("too_large")
         block_size, salt, adapter = effect.block_size, effect.request.cache_salt, effect.adapter
         if isinstance(prompt, TokensPrompt):

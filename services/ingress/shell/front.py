@@ -84,7 +84,7 @@ class FrontDoor:
             self._refuse(responder, error_reply(endpoint, 415, "content_encoding", message))
             return
         try:
-            asked = read_request(endpoint, request.body)
+            asked = read_request(endpoint, request.body, prompt_bytes=self._settings.prompt_bytes)
         except IngressError as error:
             self._refuse(responder, reply_to(endpoint, error))
             return

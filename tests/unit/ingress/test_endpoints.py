@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from services.ingress.endpoints import (
     ChatPrompt,
     ClientRequest,
     Endpoint,
+    LargePrompt,
     TextPrompt,
     TokensPrompt,
     endpoint_of,
@@ -285,3 +287,16 @@ def test_a_cache_salt_is_read_where_engines_read_it(endpoint: Endpoint, body: di
     assert read(endpoint, **body, cache_salt="tenant-a").cache_salt == "tenant-a"
     assert [read(endpoint, **body, cache_salt=bad).cache_salt for bad in ("", None, 3, ["a"])] == [None] * 4
     assert read(endpoint, **body).cache_salt is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "member"),
+    [("chat_completions", '"messages":[%s]'), ("completions", '"prompt":[%s]'), ("messages", '"messages":[%s]')],
+)
+def test_a_prompt_over_its_bound_is_let_go_once_it_is_read(endpoint: Endpoint, member: str) -> None:
+    """Read, a prompt of many small parts takes twenty times its bytes: it is not held while the request lives."""
+    one = "7" if endpoint == "completions" else '{"role":"user","content":"x"}'
+    body = ('{"model":"m",%s}' % (member % ",".join([one] * 50))).encode()
+    assert read_request(endpoint, body, prompt_bytes=len(body)) == read_request(endpoint, body)
+    large = read_request(endpoint, body, prompt_bytes=len(body) - 1)
+    assert large == replace(read_request(endpoint, body), prompt=LargePrompt())

@@ -24,7 +24,8 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     endpoints, likewise. ``kv_events_bind``: the engine connects to us, so we bind ``kv_events``. ``block_size``:
     tokens a block is expected to have; ``None``: what the engine declares. ``identify_timeout_s``: how long batches
     wait, after the socket was lost, for the page that says which process sends them. ``probe_after_s``: silence
-    after which the replay socket is asked for a lost tail. Times in seconds, limits in batches.
+    after which the replay socket is asked for a lost tail. ``hold_limit``: batches that wait for a hole before them
+    to be filled, or for a dump of the index to end. Times in seconds, limits in batches.
     """
 
     engine_url: str = ""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.facts import FactNumbers
+from kvcore.dump import Steps
 from kvcore.errors import BadBatchError
-from kvcore.events import decode_batch
-from kvcore.index import IndexLimits, PrefixIndex
+from kvcore.events import Cleared, decode_batch
+from kvcore.index import IndexLimits
+from kvcore.residency import ApplyResult
 from schemas.base import to_json
 from schemas.hint import HintResult
 from schemas.kv import Dialect, KvHeaders, RankMark
@@ -46,6 +48,7 @@ from services.bridge.events import (
     Stopping,
 )
 from services.bridge.hints import judge
+from services.bridge.own_index import OwnIndex
 from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed
 
 HEADERS_ROOM = 1024
@@ -81,7 +84,9 @@ class BridgeCore:
             ready_after=settings.ready_after,
             rank_count=max(1, settings.ranks),
         )
-        self.index = PrefixIndex(IndexLimits(max_blocks=settings.max_blocks))
+        self.own = OwnIndex(
+            self.worker, IndexLimits(max_blocks=settings.max_blocks), settings.hold_limit, self._applied
+        )
         self.feeds: dict[int, RankFeed] = {}
         self._settings = settings
         self._room = max_payload - HEADERS_ROOM
@@ -130,12 +135,13 @@ class BridgeCore:
         self._say_changes(now, effects)
         return effects
 
-    def snapshot(self) -> tuple[bytes, tuple[RankMark, ...]]:
-        """The index of this engine as it is now, and the batch of each rank that it stands for."""
-        return self.index.dump(), self.marks()
+    def snapshot(self) -> Steps[tuple[bytes, tuple[RankMark, ...]] | None]:
+        """The index of this engine, and the batch of each rank that it stands for; in steps, between which events are
+        handled as ever. ``None``: given up, too many came."""
+        return self.own.dump(self.marks)
 
     def marks(self) -> tuple[RankMark, ...]:
-        """How far each rank's stream has been applied to the index."""
+        """How far each rank's stream has come."""
         return tuple(
             RankMark(rank=rank, incarnation=feed.incarnation, seq=feed.last) for rank, feed in self.feeds.items()
         )
@@ -143,7 +149,7 @@ class BridgeCore:
     @property
     def blocks(self) -> int:
         """Blocks in the bridge's own index, over all ranks."""
-        return sum(self.index.resident(self.worker, rank) for rank in self.feeds)
+        return sum(self.own.index.resident(self.worker, rank) for rank in self.feeds)
 
     def health(self) -> tuple[WorkerHealth, str | None]:
         """As the next fact will say it."""
@@ -175,7 +181,7 @@ class BridgeCore:
         self._sources = event.sources
         if event.sources == tuple(feed.source for feed in self.feeds.values()):
             return
-        self.index.remove_worker(self.worker)
+        self.own.forget()
         self.feeds = {source.rank: self._feed(source) for source in event.sources}
         self.engine.has_events = bool(event.sources)
         self.engine.has_replay = any(source.replay for source in event.sources)
@@ -226,7 +232,7 @@ class BridgeCore:
                     self._forward(rank, effect, effects)
                     self._apply(feed, effect.payload, now)
                 case Forget():
-                    self.index.clear_rank(self.worker, rank)
+                    self.own.clear(rank)
                     self.gaps[effect.reason] += 1
                     fields = {
                         "worker": self.worker,
@@ -274,11 +280,13 @@ class BridgeCore:
             return
         if batch.rank is not None:
             feed.stated_rank(batch.rank)
-        result = self.index.apply(self.worker, rank, batch)
+        if any(isinstance(event, Cleared) for event in batch.events):
+            feed.rebuilt(now)
+        self.own.apply(rank, batch)
+
+    def _applied(self, rank: int, result: ApplyResult) -> None:
         self.rejected += result.rejected
         self._rejected_by_rank[rank] += result.rejected.total()
-        if result.cleared:
-            feed.rebuilt(now)
         if result.block_size is not None:
             self.engine.saw_block_size(result.block_size)
 

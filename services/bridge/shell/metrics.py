@@ -40,6 +40,7 @@ class BridgeCollector(Collector):
             ("kv_messages", "Messages that carried them.", core.counters.messages),
             ("kv_payload_bytes", "Bytes of engine payload forwarded.", core.counters.payload_bytes),
             ("hints_answered", "Hint commands answered.", core.counters.hints),
+            ("dumps_given_up", "Dumps of the index given up, because too many batches came.", core.own.given_up),
             (
                 "hints_unreadable",
                 "Hint commands that could not be read, or not wholly.",
@@ -56,6 +57,9 @@ class BridgeCollector(Collector):
             rejected.add_metric([reason], count)
         yield rejected
         yield GaugeMetricFamily("tidegate_bridge_index_blocks", "Blocks in the bridge's own index.", value=core.blocks)
+        yield GaugeMetricFamily(
+            "tidegate_bridge_index_waiting", "Batches that wait for a dump of the index to end.", value=core.own.waiting
+        )
         subscriber = self._subscriber()
         if subscriber is not None:
             yield from _sockets(subscriber)

@@ -1,20 +1,22 @@
 """Answers ``tg.v1.kv.snapshot.<worker>``: the index's dump into the object store, its place and marks to the asker.
 
 Askers who come while a dump is being written are answered together by the next one, and an unchanged index is not
-written again within `REUSE_S`: later the store may have lost it, and only who fetches it would notice. Dumps go round
-through `SLOTS` keys, so that one is not overwritten while somebody reads it.
+written again within `REUSE_S`: later the store may have lost it, and only who fetches it would notice. A dump is made
+in slices, between which the bridge goes on. Dumps go round through `SLOTS` keys, so that one is not overwritten while
+somebody reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from bus import subjects
 from bus.errors import BusError
 from bus.interface import Bus, BusMessage, ObjectStore
 from bus.log import EventLog
+from bus.slices import in_slices
 from schemas.base import to_json
 from schemas.kv import RankMark, SnapshotReply
 
@@ -26,11 +28,11 @@ REUSE_S = 1.0
 
 MAX_WAITING = 256
 
-Dump = Callable[[], tuple[bytes, tuple[RankMark, ...]]]
+Dump = Callable[[], Generator[None, None, tuple[bytes, tuple[RankMark, ...]] | None]]
 
 
 class SnapshotDesk:
-    """``dump`` gives the index as it is now, and its marks."""
+    """``dump`` gives the index and its marks, or ``None`` when its engine was too busy for that."""
 
     def __init__(
         self, bus: Bus, objects: ObjectStore, worker: str, dump: Dump, marks: Callable[[], tuple[RankMark, ...]]
@@ -72,7 +74,11 @@ class SnapshotDesk:
         loop = asyncio.get_running_loop()
         if self._last is not None and self._last.marks == marks and loop.time() - self._written_at < REUSE_S:
             return self._last
-        dump, marks = self._dump()
+        made = await in_slices(self._dump())
+        if made is None:
+            log.warning("snapshot_not_made", worker=self._worker, reason="index_busy")
+            return SnapshotReply(worker=self._worker, error="index_busy")
+        dump, marks = made
         self._slot = (self._slot + 1) % SLOTS
         key = self._key(self._slot)
         try:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from bus.errors import SettingsError
+from kvcore.dump import at_once
 from schemas.base import from_json
 from schemas.kv import KvHeaders, RankMark
 from schemas.worker import WorkerState
@@ -145,7 +146,9 @@ def test_own_index_and_its_marks() -> None:
     """Snapshot and marks belong together: the batches applied so far, under the incarnation of now."""
     core = ready_core()
     core.handle(EngineBatch(0, 0, payload([1, 2], list(range(32)), 16)), 2.0)
-    dump, marks = core.snapshot()
+    made = at_once(core.snapshot())
+    assert made is not None
+    dump, marks = made
     assert marks == (RankMark(rank=0, incarnation="1000000.0", seq=0),)
     assert core.blocks == 2
     assert dump

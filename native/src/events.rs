@@ -1,0 +1,584 @@
+//! One engine payload decoded, as `kvcore/events.py` does it (spec: engine-events §2.1, §4, §6).
+//!
+//! Every event is read in one pass. One that cannot be read is passed over and counted by reason, the rest stands; only
+//! bytes that are no batch at all are an error.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::hashing::{TOKEN_BYTES, multimodal_hash};
+use crate::media::{Place, place_of};
+use crate::msgpack::{Head, Read, Reader, Unreadable};
+
+pub const MAX_PAYLOAD_BYTES: usize = 32 * 1024 * 1024;
+/// Seed of extra keys of a kind that we do not know: they must keep blocks apart.
+const OPAQUE_SEED: u64 = 2;
+
+/// Blocks became resident, in chain order; the fields are those of the Python twin.
+#[derive(Debug, Default, Clone)]
+pub struct Stored {
+    pub hashes: Vec<u64>,
+    pub parent: Option<u64>,
+    pub tokens: Vec<u8>,
+    pub block_size: i128,
+    pub place: Place,
+    pub adapter: Option<String>,
+    pub salt: Option<String>,
+    pub mm: Vec<(usize, Vec<u64>)>,
+    pub group: Option<i128>,
+    pub group_kind: Option<String>,
+    pub session_id: Option<String>,
+    pub eagle: bool,
+    pub misaligned: bool,
+}
+
+impl Stored {
+    pub fn token_count(&self) -> usize {
+        self.tokens.len() / TOKEN_BYTES - usize::from(self.eagle)
+    }
+
+    /// Tokens over hashes: the block size that was really used; 0 without tokens.
+    pub fn tokens_per_block(&self) -> usize {
+        if self.tokens.is_empty() || self.hashes.is_empty() { 0 } else { self.token_count() / self.hashes.len() }
+    }
+}
+
+#[derive(Debug)]
+pub struct Removed {
+    pub hashes: Vec<u64>,
+    pub place: Place,
+    pub group: Option<i128>,
+}
+
+#[derive(Debug)]
+pub enum Event {
+    Stored(Box<Stored>),
+    Removed(Removed),
+    Cleared,
+}
+
+/// Why an event is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    UnknownTag,
+    BadField,
+    BadToken,
+    BadHash,
+}
+
+impl Reason {
+    pub const ALL: [Self; 4] = [Self::UnknownTag, Self::BadField, Self::BadToken, Self::BadHash];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UnknownTag => "unknown_tag",
+            Self::BadField => "bad_field",
+            Self::BadToken => "bad_token",
+            Self::BadHash => "bad_hash",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub ts: f64,
+    pub rank: Option<u32>,
+    pub events: Vec<Event>,
+    /// Events left out, by `Reason`.
+    pub rejected: [u64; Reason::ALL.len()],
+    pub unknown_media: u64,
+}
+
+/// Decode one payload; the error is a sentence.
+pub fn decode_batch(payload: &[u8]) -> Result<Batch, String> {
+    if payload.len() > MAX_PAYLOAD_BYTES {
+        let length = payload.len();
+        return Err(format!("a payload of {length} bytes exceeds the limit of {MAX_PAYLOAD_BYTES} bytes"));
+    }
+    let mut reader = Reader::new(payload);
+    let (mut batch, rank) = envelope(&mut reader)
+        .ok()
+        .filter(|_| reader.is_at_end())
+        .ok_or_else(|| format!("not a batch of KV events: wrong or malformed at byte {}", reader.at))?;
+    if let Some(rank) = rank {
+        batch.rank = Some(u32::try_from(rank).map_err(|_| format!("data_parallel_rank {rank} is not a rank"))?);
+    }
+    Ok(batch)
+}
+
+fn envelope(reader: &mut Reader<'_>) -> Read<(Batch, Option<i128>)> {
+    let mut batch = Batch::default();
+    let mut rank = None;
+    if reader.next_is_map() {
+        let mut has_events = false;
+        for _ in 0..reader.map()? {
+            match reader.key()? {
+                b"ts" => batch.ts = reader.float()?,
+                b"events" => {
+                    batch = Batch { ts: batch.ts, ..Batch::default() };
+                    read_events(reader, &mut batch)?;
+                    has_events = true;
+                }
+                b"data_parallel_rank" => rank = reader.optional_int()?,
+                _ => reader.skip()?,
+            }
+        }
+        return if has_events { Ok((batch, rank)) } else { Err(Unreadable) };
+    }
+    let members = reader.array()?;
+    if members < 2 {
+        return Err(Unreadable);
+    }
+    batch.ts = reader.float()?;
+    read_events(reader, &mut batch)?;
+    if members > 2 {
+        rank = reader.optional_int()?;
+    }
+    (3..members).try_for_each(|_| reader.skip())?;
+    Ok((batch, rank))
+}
+
+fn read_events(reader: &mut Reader<'_>, batch: &mut Batch) -> Read<()> {
+    for _ in 0..reader.array()? {
+        let start = *reader;
+        match read_event(reader) {
+            Ok(Ok((event, place))) => {
+                batch.events.push(event);
+                batch.unknown_media += u64::from(!place.known);
+            }
+            Ok(Err(reason)) => batch.rejected[reason as usize] += 1,
+            Err(Unreadable) => {
+                *reader = start;
+                reader.skip()?;
+                batch.rejected[reason_of(start) as usize] += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why an event could not be read: its tag is none of ours, or one of its fields is wrong.
+fn reason_of(mut event: Reader<'_>) -> Reason {
+    let tag = if event.next_is_map() { last_tag(&mut event) } else { first_tag(&mut event) };
+    match tag {
+        Ok("BlockStored" | "BlockRemoved" | "AllBlocksCleared") | Err(Unreadable) => Reason::BadField,
+        Ok(_) => Reason::UnknownTag,
+    }
+}
+
+fn first_tag<'a>(event: &mut Reader<'a>) -> Read<&'a str> {
+    if event.array()? == 0 { Err(Unreadable) } else { event.text() }
+}
+
+fn last_tag<'a>(event: &mut Reader<'a>) -> Read<&'a str> {
+    let mut tag = Err(Unreadable);
+    for _ in 0..event.map()? {
+        if event.key()? == b"type" {
+            tag = Ok(event.text()?);
+        } else {
+            event.skip()?;
+        }
+    }
+    tag
+}
+
+type Decoded = Result<(Event, Place), Reason>;
+
+fn read_event(reader: &mut Reader<'_>) -> Read<Decoded> {
+    let mut wire = Wire::default();
+    let tag = if reader.next_is_map() { wire.read_map(reader)? } else { wire.read_array(reader)? };
+    Ok(match tag {
+        Tag::Stored => wire.stored().map(|stored| (Event::Stored(Box::new(stored)), place_of(wire.medium))),
+        Tag::Removed => wire.removed().map(|removed| (Event::Removed(removed), place_of(wire.medium))),
+        Tag::Cleared => Ok((Event::Cleared, Place::default())),
+    })
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Tag {
+    Stored,
+    Removed,
+    Cleared,
+}
+
+impl Tag {
+    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        match reader.key()? {
+            b"BlockStored" => Ok(Self::Stored),
+            b"BlockRemoved" => Ok(Self::Removed),
+            b"AllBlocksCleared" => Ok(Self::Cleared),
+            _ => Err(Unreadable),
+        }
+    }
+}
+
+/// Hashes as u64, and whether one was an empty digest.
+#[derive(Default)]
+struct Hashes {
+    values: Vec<u64>,
+    bad: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+enum Parent {
+    #[default]
+    Root,
+    Hash(u64),
+    /// An empty digest.
+    Bad,
+}
+
+#[derive(Default)]
+struct Tokens {
+    bytes: Vec<u8>,
+    eagle: bool,
+    bad: bool,
+}
+
+/// The fields of an event as they are read; what they say together is worked out when all are there.
+#[derive(Default)]
+struct Wire<'a> {
+    hashes: Option<Hashes>,
+    parent: Parent,
+    tokens: Tokens,
+    block_size: Option<i128>,
+    lora_id: Option<i128>,
+    medium: Option<&'a str>,
+    lora_name: Option<&'a str>,
+    extra_keys: Option<Reader<'a>>,
+    group: Option<i128>,
+    kind: Option<&'a str>,
+    salt: Option<&'a str>,
+    session_id: Option<&'a str>,
+}
+
+const STORED_FIELDS: [&[u8]; 8] = [
+    b"block_hashes",
+    b"parent_block_hash",
+    b"token_ids",
+    b"block_size",
+    b"lora_id",
+    b"medium",
+    b"lora_name",
+    b"extra_keys",
+];
+const REMOVED_FIELDS: [&[u8]; 3] = [b"block_hashes", b"medium", b"group_idx"];
+
+impl<'a> Wire<'a> {
+    fn read_array(&mut self, reader: &mut Reader<'a>) -> Read<Tag> {
+        let members = reader.array()?.checked_sub(1).ok_or(Unreadable)?;
+        let tag = Tag::read(reader)?;
+        let fields: &[&[u8]] = match tag {
+            Tag::Stored => &STORED_FIELDS,
+            Tag::Removed => &REMOVED_FIELDS,
+            Tag::Cleared => &[],
+        };
+        for position in 0..members {
+            match fields.get(position) {
+                Some(field) => self.read_field(tag, field, reader)?,
+                None if tag == Tag::Stored && position < STORED_FIELDS.len() + 3 => self.read_tail(reader)?,
+                None => reader.skip()?,
+            }
+        }
+        self.checked(tag)
+    }
+
+    fn read_map(&mut self, reader: &mut Reader<'a>) -> Read<Tag> {
+        let members = reader.map()?;
+        let mut ahead = *reader;
+        let mut tag = None;
+        for _ in 0..members {
+            if ahead.key()? == b"type" {
+                tag = Some(Tag::read(&mut ahead)?);
+                break;
+            }
+            ahead.skip()?;
+        }
+        let tag = tag.ok_or(Unreadable)?;
+        for _ in 0..members {
+            match reader.key()? {
+                b"type" if Tag::read(reader)? == tag => {}
+                b"type" => return Err(Unreadable),
+                key => self.read_field(tag, key, reader)?,
+            }
+        }
+        self.checked(tag)
+    }
+
+    fn checked(&self, tag: Tag) -> Read<Tag> {
+        if tag == Tag::Cleared || self.hashes.is_some() { Ok(tag) } else { Err(Unreadable) }
+    }
+
+    fn read_field(&mut self, tag: Tag, field: &[u8], reader: &mut Reader<'a>) -> Read<()> {
+        match (tag, field) {
+            (Tag::Stored | Tag::Removed, b"block_hashes") => self.hashes = Some(read_hashes(reader)?),
+            (Tag::Stored | Tag::Removed, b"medium") => self.medium = reader.optional_text()?,
+            (Tag::Stored | Tag::Removed, b"group_idx") => self.group = reader.optional_int()?,
+            (Tag::Stored, b"parent_block_hash") => self.parent = read_parent(reader)?,
+            (Tag::Stored, b"token_ids") => self.tokens = read_tokens(reader)?,
+            (Tag::Stored, b"block_size") => self.block_size = reader.optional_int()?,
+            (Tag::Stored, b"lora_id") => self.lora_id = reader.optional_int()?,
+            (Tag::Stored, b"lora_name") => self.lora_name = reader.optional_text()?,
+            (Tag::Stored, b"extra_keys") => self.extra_keys = read_extra_keys(reader)?,
+            (Tag::Stored, b"kv_cache_spec_kind") => self.kind = reader.optional_text()?,
+            (Tag::Stored, b"cache_salt") => self.salt = reader.optional_text()?,
+            (Tag::Stored, b"session_id") => self.session_id = reader.optional_text()?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    }
+
+    /// Behind the extra keys of an array event: group and kind are the first integer and the first text, other fields
+    /// may stand between them.
+    fn read_tail(&mut self, reader: &mut Reader<'a>) -> Read<()> {
+        let mut value = *reader;
+        reader.check()?;
+        match value.head()? {
+            Head::Str(_) if self.kind.is_some_and(|kind| !kind.is_empty()) => {}
+            Head::Str(text) => self.kind = Some(std::str::from_utf8(text).map_err(|_| Unreadable)?),
+            Head::Int(number) if self.kind.is_none() && self.group.is_none() => self.group = Some(number),
+            Head::Bool(flag) if self.kind.is_none() && self.group.is_none() => self.group = Some(flag.into()),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn take_hashes(&mut self) -> Result<Vec<u64>, Reason> {
+        let hashes = self.hashes.take().unwrap_or_default();
+        if hashes.bad { Err(Reason::BadHash) } else { Ok(hashes.values) }
+    }
+
+    fn removed(&mut self) -> Result<Removed, Reason> {
+        Ok(Removed { hashes: self.take_hashes()?, place: place_of(self.medium), group: self.group })
+    }
+
+    fn stored(&mut self) -> Result<Stored, Reason> {
+        let mut stored = Stored { hashes: self.take_hashes()?, ..Stored::default() };
+        stored.parent = match self.parent {
+            Parent::Root => None,
+            Parent::Hash(hash) => Some(hash),
+            Parent::Bad => return Err(Reason::BadHash),
+        };
+        if self.tokens.bad {
+            return Err(Reason::BadToken);
+        }
+        stored.tokens = std::mem::take(&mut self.tokens.bytes);
+        stored.eagle = self.tokens.eagle;
+        stored.block_size = self.block_size.unwrap_or(0);
+        stored.place = place_of(self.medium);
+        stored.adapter = match (self.lora_name, self.lora_id) {
+            (Some(name), _) if !name.is_empty() => Some(name.to_owned()),
+            // Releases before 0.14 give the slot only: a name that no request can have keeps it apart.
+            (_, Some(slot)) if slot != 0 => Some(format!("\0lora_id={slot}")),
+            _ => None,
+        };
+        stored.group = self.group;
+        stored.group_kind = self.kind.map(str::to_owned);
+        stored.session_id = self.session_id.map(str::to_owned);
+        let adapter = self.lora_name.unwrap_or("");
+        let keys = self.extra_keys.map_or(Ok(ExtraKeys::default()), |keys| {
+            ExtraKeys::read(keys, adapter, stored.parent.is_none()).map_err(|_| Reason::BadField)
+        })?;
+        stored.mm = keys.mm;
+        stored.salt = match self.salt {
+            Some(salt) if !salt.is_empty() => Some(salt.to_owned()),
+            _ => keys.salt.map(str::to_owned),
+        };
+        stored.misaligned = is_misaligned(&stored, keys.entries);
+        Ok(stored)
+    }
+}
+
+/// Whether tokens cannot be cut into one block per hash. A block size that contradicts the ratio is believed only of a
+/// group that is not known to be a main one (spec: user-cases A10).
+fn is_misaligned(stored: &Stored, keys: usize) -> bool {
+    if stored.tokens.is_empty() {
+        return false;
+    }
+    let (tokens, hashes) = (stored.token_count(), stored.hashes.len());
+    if tokens == 0 {
+        return false;
+    }
+    if hashes == 0 || tokens % hashes != 0 || (keys != 0 && keys != hashes) {
+        return true;
+    }
+    let size = stored.block_size;
+    size != 0 && (tokens / hashes) as i128 != size && !stored.group_kind.as_deref().is_some_and(is_main_kind)
+}
+
+/// Kinds of KV-cache group whose blocks form the reusable prefix.
+pub fn is_main_kind(kind: &str) -> bool {
+    matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention")
+}
+
+fn read_hash(head: Head<'_>) -> Read<Option<u64>> {
+    match head {
+        Head::Int(value) => Ok(Some(value as u64)),
+        Head::Bin([]) => Ok(None),
+        Head::Bin(digest) => {
+            let tail = &digest[digest.len().saturating_sub(8)..];
+            Ok(Some(tail.iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))))
+        }
+        _ => Err(Unreadable),
+    }
+}
+
+fn read_hashes(reader: &mut Reader<'_>) -> Read<Hashes> {
+    let count = reader.array()?;
+    let mut hashes = Hashes { values: Vec::with_capacity(count.min(reader.left())), bad: false };
+    for _ in 0..count {
+        match read_hash(reader.head()?)? {
+            Some(hash) => hashes.values.push(hash),
+            None => hashes.bad = true,
+        }
+    }
+    Ok(hashes)
+}
+
+fn read_parent(reader: &mut Reader<'_>) -> Read<Parent> {
+    match reader.head()? {
+        Head::Nil => Ok(Parent::Root),
+        head => Ok(read_hash(head)?.map_or(Parent::Bad, Parent::Hash)),
+    }
+}
+
+/// u32 bytes; of bigrams (Eagle) every first token and the last second one.
+fn read_tokens(reader: &mut Reader<'_>) -> Read<Tokens> {
+    let mut tokens = Tokens::default();
+    let count = match reader.head()? {
+        Head::Nil => return Ok(tokens),
+        Head::Array(count) => count,
+        _ => return Err(Unreadable),
+    };
+    if count == 0 {
+        return Ok(tokens);
+    }
+    tokens.eagle = matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
+    tokens.bytes.reserve((count.min(reader.left()) + usize::from(tokens.eagle)) * TOKEN_BYTES);
+    let mut last = 0;
+    for _ in 0..count {
+        let token = match reader.head()? {
+            Head::Int(token) if !tokens.eagle => token,
+            Head::Int(_) => {
+                tokens.bad = true;
+                continue;
+            }
+            Head::Array(2) => {
+                let (Head::Int(first), Head::Int(second)) = (reader.head()?, reader.head()?) else {
+                    return Err(Unreadable);
+                };
+                tokens.bad |= !tokens.eagle;
+                last = second;
+                first
+            }
+            _ => return Err(Unreadable),
+        };
+        tokens.push(token);
+    }
+    if tokens.eagle {
+        tokens.push(last);
+    }
+    Ok(tokens)
+}
+
+impl Tokens {
+    #[inline]
+    fn push(&mut self, token: i128) {
+        match u32::try_from(token) {
+            Ok(token) => self.bytes.extend_from_slice(&token.to_le_bytes()),
+            Err(_) => self.bad = true,
+        }
+    }
+}
+
+/// Where the extra keys stand, every one checked.
+fn read_extra_keys<'a>(reader: &mut Reader<'a>) -> Read<Option<Reader<'a>>> {
+    let start = *reader;
+    match reader.head()? {
+        Head::Nil => return Ok(None),
+        Head::Array(count) => (0..count).try_for_each(|_| reader.check())?,
+        _ => return Err(Unreadable),
+    }
+    Ok(Some(start))
+}
+
+/// Extra keys by position, as u64 values to hash, and the salt.
+///
+/// vLLM publishes them untagged, in the order adapter, multimodal pairs [identifier, offset], salt (block 0 of a root
+/// only), digest of prompt embeddings (spec: engine-events §2.4). Offsets are not hashed.
+#[derive(Default)]
+struct ExtraKeys<'a> {
+    entries: usize,
+    mm: Vec<(usize, Vec<u64>)>,
+    salt: Option<&'a str>,
+}
+
+impl<'a> ExtraKeys<'a> {
+    fn read(mut reader: Reader<'a>, adapter: &str, at_root: bool) -> Read<Self> {
+        let mut keys = Self { entries: reader.array()?, ..Self::default() };
+        for position in 0..keys.entries {
+            let mut values = Vec::new();
+            let may_be_salt = at_root && position == 0;
+            let mut inside = reader;
+            let (members, empty) = match inside.head()? {
+                Head::Array(count) => {
+                    reader = inside;
+                    (count, false)
+                }
+                head => (1, is_falsy(head)),
+            };
+            if empty {
+                reader.skip()?;
+                continue;
+            }
+            for member in 0..members {
+                keys.read_key(&mut reader, if member == 0 { adapter } else { "" }, may_be_salt, &mut values)?;
+            }
+            if !values.is_empty() {
+                keys.mm.push((position, values));
+            }
+        }
+        Ok(keys)
+    }
+
+    fn read_key(&mut self, reader: &mut Reader<'a>, adapter: &str, may_be_salt: bool, out: &mut Vec<u64>) -> Read<()> {
+        let mut inside = *reader;
+        match inside.head()? {
+            Head::Str(text) if !adapter.is_empty() && text == adapter.as_bytes() => *reader = inside,
+            Head::Str(text) if may_be_salt && self.salt.is_none() => {
+                self.salt = Some(std::str::from_utf8(text).map_err(|_| Unreadable)?);
+                *reader = inside;
+            }
+            Head::Array(2) => {
+                if let (Head::Str(identifier), Ok(Head::Int(_) | Head::Bool(_))) = (inside.head()?, inside.head()) {
+                    out.push(multimodal_hash(identifier));
+                    *reader = inside;
+                } else {
+                    out.push(opaque(reader)?);
+                }
+            }
+            _ => out.push(opaque(reader)?),
+        }
+        Ok(())
+    }
+}
+
+/// Whether Python takes this value for false.
+fn is_falsy(head: Head<'_>) -> bool {
+    match head {
+        Head::Nil
+        | Head::Bool(false)
+        | Head::Int(0)
+        | Head::Array(0)
+        | Head::Map(0)
+        | Head::Str([])
+        | Head::Bin([]) => true,
+        Head::Float(value) => value == 0.0,
+        _ => false,
+    }
+}
+
+fn opaque(reader: &mut Reader<'_>) -> Read<u64> {
+    let mut bytes = Vec::new();
+    reader.shortest(&mut bytes)?;
+    Ok(xxh3_64_with_seed(&bytes, OPAQUE_SEED))
+}

@@ -7,16 +7,17 @@ not continuous is still answered for, with its health beside it: what is known i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 
 from bus import subjects
-from kvcore.errors import BadBatchError, BadDumpError
+from kvcore.dump import Steps
+from kvcore.errors import BadBatchError
 from kvcore.events import decode_batch
-from kvcore.index import IndexLimits, PrefixIndex
+from kvcore.index import IndexLimits, PrefixIndex, PreparedRanks
 from kvcore.stream import (
     Clear,
     Deliver,
@@ -41,7 +42,7 @@ from schemas.index import (
     TierBlocks,
     WorkerMatch,
 )
-from schemas.kv import KvHeaders
+from schemas.kv import KvHeaders, RankMark
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 from services.indexer.asking import SnapshotQueue
@@ -293,6 +294,11 @@ class IndexerCore:
 
     # Snapshots
 
+    def prepare(self, worker: str, marks: Iterable[RankMark], dump: bytes) -> Steps[PreparedRanks]:
+        """The ranks of a dump that ``marks`` speak of, for `SnapshotReceived`; in steps, between which events are
+        handled as ever. Raises `BadDumpError`."""
+        return self.index.prepare(dump, {(worker, mark.rank) for mark in marks})
+
     def _restored(self, event: SnapshotReceived, now: float, effects: list[IndexerEffect]) -> None:
         if not self._queue.close(event.worker, event.ticket):
             return
@@ -305,11 +311,7 @@ class IndexerCore:
             and source.wants is not None
             and source.machine.accepts(source.wants, mark.incarnation, mark.seq)
         }
-        try:
-            loaded = set(self.index.load(event.dump, usable.keys()))
-        except BadDumpError as error:
-            self._snapshot_failed(worker, error.reason, now, effects)
-            return
+        loaded = self.index.adopt(event.prepared, usable.keys())
         for key, source in usable.items():
             if key not in loaded:
                 self.index.clear_rank(*key)  # a rank that holds nothing is not in the dump

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcore.index import PreparedRanks
 from schemas.decision import Decision
 from schemas.kv import KvHeaders, RankMark
 from schemas.request import RequestEnd
@@ -30,12 +31,13 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReceived:
-    """A bridge's dump, fetched from the object store."""
+    """A bridge's dump, fetched from the object store and prepared by `IndexerCore.prepare`. What is left of
+    ``prepared`` afterwards must be discarded."""
 
     worker: str
     ticket: int
     marks: tuple[RankMark, ...]
-    dump: bytes
+    prepared: PreparedRanks
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ from bus.errors import BusError
 from bus.interface import Bus, BusMessage, Endpoint, ObjectStore, ServedEndpoints
 from bus.log import EventLog
 from bus.service import package_version
+from bus.slices import in_slices
 from bus.tasks import Tasks
+from kvcore.errors import BadDumpError
 from schemas.base import BadMessageError, from_json, to_json
 from schemas.decision import Decision
-from schemas.kv import KvHeaders, SnapshotReply, SnapshotRequest
+from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 from services.indexer.config import IndexerSettings
@@ -170,7 +172,17 @@ class IndexerService:
         except (BusError, SnapshotError) as error:
             self._handle(SnapshotFailed(effect.worker, effect.ticket, error.reason))
         else:
-            self._handle(SnapshotReceived(effect.worker, effect.ticket, reply.marks, dump))
+            await self._load(effect, reply.marks, dump)
+
+    async def _load(self, effect: AskSnapshot, marks: tuple[RankMark, ...], dump: bytes) -> None:
+        """Millions of blocks take seconds: in slices, between which questions are answered and batches taken."""
+        try:
+            prepared = await in_slices(self.core.prepare(effect.worker, marks, dump))
+        except BadDumpError as error:
+            self._handle(SnapshotFailed(effect.worker, effect.ticket, error.reason))
+            return
+        self._handle(SnapshotReceived(effect.worker, effect.ticket, marks, prepared))
+        await in_slices(self.core.index.discard(prepared))
 
     async def _snapshot(self, worker: str) -> tuple[SnapshotReply, bytes]:
         """Ask the bridge, fetch the object. Raises `SnapshotError`, `BusError`."""

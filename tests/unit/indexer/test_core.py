@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.errors import SettingsError
+from kvcore import dump as kvcore_dump
+from kvcore.dump import Steps, at_once
+from kvcore.errors import BadDumpError
 from kvcore.events import decode_batch
 from kvcore.hashing import chain_hashes, pack_tokens
-from kvcore.index import PrefixIndex
+from kvcore.index import PrefixIndex, PreparedRanks
 from schemas.base import from_json, from_msgpack, to_msgpack
 from schemas.index import IndexSource, MatchReply, MatchRequest, WorkerMatch
 from schemas.kv import KvHeaders, RankMark
@@ -66,6 +69,7 @@ class Bridge:
     first: bool = True
     asked: list[AskSnapshot] = field(default_factory=list)
     out: list[IndexerEffect] = field(default_factory=list)
+    loading: list[tuple[AskSnapshot, tuple[RankMark, ...], Steps[PreparedRanks]]] = field(default_factory=list)
 
     def give(self, event: IndexerEvent) -> None:
         self.now += 0.01
@@ -112,7 +116,36 @@ class Bridge:
         while self.asked:
             question = self.asked.pop(0)
             marks = (RankMark(rank=0, incarnation=self.incarnation, seq=self.seq),)
-            self.give(SnapshotReceived(question.worker, question.ticket, marks, self.index.dump()))
+            self.snapshot(question, marks, self.index.dump())
+
+    def snapshot(self, question: AskSnapshot, marks: tuple[RankMark, ...], dump: bytes) -> None:
+        """As the shell does it, without its pauses."""
+        try:
+            prepared = at_once(self.core.prepare(question.worker, marks, dump))
+        except BadDumpError as error:
+            self.give(SnapshotFailed(question.worker, question.ticket, error.reason))
+            return
+        self.give(SnapshotReceived(question.worker, question.ticket, marks, prepared))
+        at_once(self.core.index.discard(prepared))
+
+    def answer_slowly(self) -> None:
+        """Begin to load an answer; `load_on` goes on with it."""
+        if self.asked:
+            question = self.asked.pop(0)
+            marks = (RankMark(rank=0, incarnation=self.incarnation, seq=self.seq),)
+            steps = self.core.prepare(question.worker, marks, self.index.dump())
+            self.loading.append((question, marks, steps))
+
+    def load_on(self) -> None:
+        """One step of every load."""
+        for load in list(self.loading):
+            question, marks, steps = load
+            try:
+                next(steps)
+            except StopIteration as end:
+                self.loading.remove(load)
+                self.give(SnapshotReceived(question.worker, question.ticket, marks, end.value))
+                at_once(self.core.index.discard(end.value))
 
     def fail(self) -> None:
         while self.asked:
@@ -253,7 +286,7 @@ def test_restart_while_a_snapshot_is_open() -> None:
     at.restart("2000.0")
     at.publish(stored(3), heard=False)
     at.publish(stored(4))
-    at.give(SnapshotReceived("w", stale.ticket, (RankMark(rank=0, incarnation="1000.0", seq=2),), old))
+    at.snapshot(stale, (RankMark(rank=0, incarnation="1000.0", seq=2),), old)
     assert at.match(0).blocks.reach == 0
     del at.asked[0]
     for _ in range(5):
@@ -262,6 +295,32 @@ def test_restart_while_a_snapshot_is_open() -> None:
         at.tick(0.5)
     assert at.content() == at.expected()
     assert at.match(4).health == "synced"
+
+
+def test_batches_that_arrive_while_a_snapshot_is_loaded() -> None:
+    """They wait or belong to a newer stream: a snapshot loaded in steps is whole, is the newest, or is not taken."""
+    at = bridge()
+    at.beat()
+    for number in range(4):
+        at.publish(stored(number), heard=number == 0)
+    at.publish(stored(4))
+    at.answer_slowly()
+    at.publish(stored(5))
+    at.load_on()
+    assert [at.match(number).blocks.reach for number in (0, 3, 5)] == [1, 0, 0]
+    while at.loading:
+        at.load_on()
+    assert (at.content(), at.match().health) == (at.expected(), "synced")
+    at.publish(stored(6), heard=False)
+    at.publish(stored(7))
+    at.tick(1.0)
+    at.answer_slowly()
+    at.restart("2000.0")
+    at.publish(stored(8))
+    while at.loading:
+        at.load_on()
+    assert (at.content(), at.match(8).health) == (at.expected(), "synced")
+    assert at.core.index.stats().unique == 1
 
 
 def test_snapshots_that_fail_are_asked_for_again_later() -> None:
@@ -291,9 +350,9 @@ def test_damaged_snapshot_changes_nothing() -> None:
     at.publish(stored(0), heard=False)
     at.beat()
     question = at.asked.pop()
-    at.give(SnapshotReceived("w", question.ticket, (RankMark(rank=0, incarnation="1000.0", seq=0),), b"junk"))
+    at.snapshot(question, (RankMark(rank=0, incarnation="1000.0", seq=0),), b"junk")
     assert at.core.gaps["w", "bad_dump"] == 1
-    at.give(SnapshotReceived("w", question.ticket, (), at.index.dump()))
+    at.snapshot(question, (), at.index.dump())
     assert at.content() == {}
 
 
@@ -461,7 +520,7 @@ def test_asking_costs_the_same_for_any_number_of_workers() -> None:
 
 actions = st.lists(
     st.tuples(
-        st.sampled_from(["store", "store", "remove", "beat", "answer", "fail", "tick", "restart"]),
+        st.sampled_from(["store", "store", "remove", "beat", "answer", "answer slowly", "fail", "tick", "restart"]),
         st.integers(0, 5),
         st.booleans(),
     ),
@@ -472,8 +531,14 @@ actions = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(actions=actions)
 def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) -> None:
-    """Whatever is lost on the bus, in whatever order facts and snapshots come: while `synced` is said nothing is there
-    that the bridge has not, and at rest both are equal."""
+    """Whatever is lost on the bus, in whatever order facts and snapshots come, and whatever happens while one is being
+    loaded: while `synced` is said nothing is there that the bridge has not, and at rest both are equal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvcore_dump, "SLICE_BLOCKS", 1)
+        play(actions)
+
+
+def play(actions: list[tuple[str, int, bool]]) -> None:
     at = bridge()
     names = 0
     for action, number, heard in actions:
@@ -485,6 +550,8 @@ def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) 
             at.beat()
         elif action == "answer":
             at.answer()
+        elif action == "answer slowly":
+            at.answer_slowly()
         elif action == "fail":
             at.fail()
         elif action == "tick":
@@ -492,9 +559,12 @@ def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) 
         else:
             names += 1
             at.restart(f"{2000 + names}.0")
+        at.load_on()
         source = at.core.sources.get("w", {}).get(0)
         if source is not None and source.machine.last == at.seq and source.machine.incarnation == at.incarnation:
             assert at.content() == at.expected()
+    while at.loading:
+        at.load_on()
     for _ in range(20):
         at.beat()
         at.answer()

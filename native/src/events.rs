@@ -3,16 +3,13 @@
 //! Every event is read in one pass. One that cannot be read is passed over and counted by reason, the rest stands; only
 //! bytes that are no batch at all are an error.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-use crate::hashing::{TOKEN_BYTES, multimodal_hash};
+use crate::extra_keys::ExtraKeys;
+use crate::hashing::TOKEN_BYTES;
 use crate::media::{Place, place_of};
 use crate::msgpack::{Head, Read, Reader, Unreadable};
+use crate::values::{Hashes, Parent, Tokens};
 
 pub const MAX_PAYLOAD_BYTES: usize = 32 * 1024 * 1024;
-/// Seed of extra keys of a kind that we do not know: they must keep blocks apart.
-const OPAQUE_SEED: u64 = 2;
-
 /// Blocks became resident, in chain order; the fields are those of the Python twin.
 #[derive(Debug, Default, Clone)]
 pub struct Stored {
@@ -211,29 +208,6 @@ impl Tag {
     }
 }
 
-/// Hashes as u64, and whether one was an empty digest.
-#[derive(Default)]
-struct Hashes {
-    values: Vec<u64>,
-    bad: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-enum Parent {
-    #[default]
-    Root,
-    Hash(u64),
-    /// An empty digest.
-    Bad,
-}
-
-#[derive(Default)]
-struct Tokens {
-    bytes: Vec<u8>,
-    eagle: bool,
-    bad: bool,
-}
-
 /// The fields of an event as they are read; what they say together is worked out when all are there.
 #[derive(Default)]
 struct Wire<'a> {
@@ -310,11 +284,11 @@ impl<'a> Wire<'a> {
 
     fn read_field(&mut self, tag: Tag, field: &[u8], reader: &mut Reader<'a>) -> Read<()> {
         match (tag, field) {
-            (Tag::Stored | Tag::Removed, b"block_hashes") => self.hashes = Some(read_hashes(reader)?),
+            (Tag::Stored | Tag::Removed, b"block_hashes") => self.hashes = Some(Hashes::read(reader)?),
             (Tag::Stored | Tag::Removed, b"medium") => self.medium = reader.optional_text()?,
             (Tag::Stored | Tag::Removed, b"group_idx") => self.group = reader.optional_int()?,
-            (Tag::Stored, b"parent_block_hash") => self.parent = read_parent(reader)?,
-            (Tag::Stored, b"token_ids") => self.tokens = read_tokens(reader)?,
+            (Tag::Stored, b"parent_block_hash") => self.parent = Parent::read(reader)?,
+            (Tag::Stored, b"token_ids") => self.tokens = Tokens::read(reader)?,
             (Tag::Stored, b"block_size") => self.block_size = reader.optional_int()?,
             (Tag::Stored, b"lora_id") => self.lora_id = reader.optional_int()?,
             (Tag::Stored, b"lora_name") => self.lora_name = reader.optional_text()?,
@@ -410,86 +384,6 @@ pub fn is_main_kind(kind: &str) -> bool {
     matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention")
 }
 
-fn read_hash(head: Head<'_>) -> Read<Option<u64>> {
-    match head {
-        Head::Int(value) => Ok(Some(value as u64)),
-        Head::Bin([]) => Ok(None),
-        Head::Bin(digest) => {
-            let tail = &digest[digest.len().saturating_sub(8)..];
-            Ok(Some(tail.iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))))
-        }
-        _ => Err(Unreadable),
-    }
-}
-
-fn read_hashes(reader: &mut Reader<'_>) -> Read<Hashes> {
-    let count = reader.array()?;
-    let mut hashes = Hashes { values: Vec::with_capacity(count.min(reader.left())), bad: false };
-    for _ in 0..count {
-        match read_hash(reader.head()?)? {
-            Some(hash) => hashes.values.push(hash),
-            None => hashes.bad = true,
-        }
-    }
-    Ok(hashes)
-}
-
-fn read_parent(reader: &mut Reader<'_>) -> Read<Parent> {
-    match reader.head()? {
-        Head::Nil => Ok(Parent::Root),
-        head => Ok(read_hash(head)?.map_or(Parent::Bad, Parent::Hash)),
-    }
-}
-
-/// u32 bytes; of bigrams (Eagle) every first token and the last second one.
-fn read_tokens(reader: &mut Reader<'_>) -> Read<Tokens> {
-    let mut tokens = Tokens::default();
-    let count = match reader.head()? {
-        Head::Nil => return Ok(tokens),
-        Head::Array(count) => count,
-        _ => return Err(Unreadable),
-    };
-    if count == 0 {
-        return Ok(tokens);
-    }
-    tokens.eagle = matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
-    tokens.bytes.reserve((count.min(reader.left()) + usize::from(tokens.eagle)) * TOKEN_BYTES);
-    let mut last = 0;
-    for _ in 0..count {
-        let token = match reader.head()? {
-            Head::Int(token) if !tokens.eagle => token,
-            Head::Int(_) => {
-                tokens.bad = true;
-                continue;
-            }
-            Head::Array(2) => {
-                let (Head::Int(first), Head::Int(second)) = (reader.head()?, reader.head()?) else {
-                    return Err(Unreadable);
-                };
-                tokens.bad |= !tokens.eagle;
-                last = second;
-                first
-            }
-            _ => return Err(Unreadable),
-        };
-        tokens.push(token);
-    }
-    if tokens.eagle {
-        tokens.push(last);
-    }
-    Ok(tokens)
-}
-
-impl Tokens {
-    #[inline]
-    fn push(&mut self, token: i128) {
-        match u32::try_from(token) {
-            Ok(token) => self.bytes.extend_from_slice(&token.to_le_bytes()),
-            Err(_) => self.bad = true,
-        }
-    }
-}
-
 /// Where the extra keys stand, every one checked.
 fn read_extra_keys<'a>(reader: &mut Reader<'a>) -> Read<Option<Reader<'a>>> {
     let start = *reader;
@@ -499,86 +393,4 @@ fn read_extra_keys<'a>(reader: &mut Reader<'a>) -> Read<Option<Reader<'a>>> {
         _ => return Err(Unreadable),
     }
     Ok(Some(start))
-}
-
-/// Extra keys by position, as u64 values to hash, and the salt.
-///
-/// vLLM publishes them untagged, in the order adapter, multimodal pairs [identifier, offset], salt (block 0 of a root
-/// only), digest of prompt embeddings (spec: engine-events §2.4). Offsets are not hashed.
-#[derive(Default)]
-struct ExtraKeys<'a> {
-    entries: usize,
-    mm: Vec<(usize, Vec<u64>)>,
-    salt: Option<&'a str>,
-}
-
-impl<'a> ExtraKeys<'a> {
-    fn read(mut reader: Reader<'a>, adapter: &str, at_root: bool) -> Read<Self> {
-        let mut keys = Self { entries: reader.array()?, ..Self::default() };
-        for position in 0..keys.entries {
-            let mut values = Vec::new();
-            let may_be_salt = at_root && position == 0;
-            let mut inside = reader;
-            let (members, empty) = match inside.head()? {
-                Head::Array(count) => {
-                    reader = inside;
-                    (count, false)
-                }
-                head => (1, is_falsy(head)),
-            };
-            if empty {
-                reader.skip()?;
-                continue;
-            }
-            for member in 0..members {
-                keys.read_key(&mut reader, if member == 0 { adapter } else { "" }, may_be_salt, &mut values)?;
-            }
-            if !values.is_empty() {
-                keys.mm.push((position, values));
-            }
-        }
-        Ok(keys)
-    }
-
-    fn read_key(&mut self, reader: &mut Reader<'a>, adapter: &str, may_be_salt: bool, out: &mut Vec<u64>) -> Read<()> {
-        let mut inside = *reader;
-        match inside.head()? {
-            Head::Str(text) if !adapter.is_empty() && text == adapter.as_bytes() => *reader = inside,
-            Head::Str(text) if may_be_salt && self.salt.is_none() => {
-                self.salt = Some(std::str::from_utf8(text).map_err(|_| Unreadable)?);
-                *reader = inside;
-            }
-            Head::Array(2) => {
-                if let (Head::Str(identifier), Ok(Head::Int(_) | Head::Bool(_))) = (inside.head()?, inside.head()) {
-                    out.push(multimodal_hash(identifier));
-                    *reader = inside;
-                } else {
-                    out.push(opaque(reader)?);
-                }
-            }
-            _ => out.push(opaque(reader)?),
-        }
-        Ok(())
-    }
-}
-
-/// Whether Python takes this value for false.
-fn is_falsy(head: Head<'_>) -> bool {
-    match head {
-        Head::Nil
-        | Head::Bool(false)
-        | Head::Int(0)
-        | Head::Array(0)
-        | Head::Map(0)
-        | Head::Str([])
-        | Head::Bin([]) => true,
-        Head::Float(value) => value == 0.0,
-        _ => false,
-    }
-}
-
-fn opaque(reader: &mut Reader<'_>) -> Read<u64> {
-    let mut bytes = Vec::new();
-    reader.shortest(&mut bytes)?;
-    Ok(xxh3_64_with_seed(&bytes, OPAQUE_SEED))
 }

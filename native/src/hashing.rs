@@ -3,11 +3,14 @@
 //! The rules and their sources are those of the pure-Python twin, `kvcore/hashing.py`
 //! (spec: index-and-routing §1.1, §1.2). Hashes are u64, tokens u32 little-endian bytes.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::const_xxh3::const_custom_default_secret;
+use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 /// Seed of the local hashes of the base model without a salt, and of every chain step.
 pub const SEED: u64 = 1337;
 pub const TOKEN_BYTES: usize = 4;
+/// Longer inputs are hashed under a secret derived from the seed, which is worth deriving once for all blocks.
+const MAX_BYTES_WITHOUT_SECRET: usize = 240;
 
 /// Hashes of the multimodal objects in a block, by the block's position, positions ascending.
 pub type Multimodal = [(usize, Vec<u64>)];
@@ -76,12 +79,16 @@ pub fn local_hashes(
     }
     let stride = block_size * TOKEN_BYTES;
     let window = stride + if eagle { TOKEN_BYTES } else { 0 };
+    let secret = (window > MAX_BYTES_WITHOUT_SECRET).then(|| const_custom_default_secret(seed));
     let mut mm = mm.iter().peekable();
     let mut buffer = Vec::new();
     for position in 0..count {
         let block = &tokens[position * stride..position * stride + window];
         match mm.next_if(|(at, _)| *at == position) {
-            None => take(xxh3_64_with_seed(block, seed)),
+            None => take(match &secret {
+                None => xxh3_64_with_seed(block, seed),
+                Some(secret) => xxh3_64_with_secret(block, secret),
+            }),
             Some((_, objects)) => {
                 let mut objects = objects.clone();
                 objects.sort_unstable();

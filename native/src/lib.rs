@@ -1,13 +1,15 @@
 //! Native twin of `kvcore`: the same results from the same arguments, an order of magnitude faster.
 //!
-//! The modules `hashing`, `msgpack`, `media` and `events` know nothing of Python; `arguments` and `batches` lead to it.
+//! The modules `hashing`, `msgpack`, `media`, `values`, `extra_keys` and `events` know nothing of Python; `arguments` and `batches` lead to it.
 
 mod arguments;
 mod batches;
 mod events;
+mod extra_keys;
 mod hashing;
 mod media;
 mod msgpack;
+mod values;
 
 use pyo3::import_exception;
 use pyo3::prelude::*;

@@ -130,6 +130,29 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// The next value if it is an unsigned integer of up to four bytes, as token ids are: the fast way to what `head`
+    /// would give.
+    #[inline]
+    pub fn small_uint(&mut self) -> Option<u32> {
+        let (value, length) = match *self.data.get(self.at..)? {
+            [value @ 0x00..=0x7f, ..] => (value.into(), 1),
+            [0xcd, a, b, ..] => (u16::from_be_bytes([a, b]).into(), 3),
+            [0xce, a, b, c, d, ..] => (u32::from_be_bytes([a, b, c, d]), 5),
+            [0xcc, value, ..] => (value.into(), 2),
+            _ => return None,
+        };
+        self.at += length;
+        Some(value)
+    }
+
+    /// The next value if it is an unsigned integer of eight bytes, as block hashes are.
+    #[inline]
+    pub fn full_uint(&mut self) -> Option<u64> {
+        let [0xcf, value @ ..] = *self.data.get(self.at..)?.first_chunk::<9>()? else { return None };
+        self.at += 9;
+        Some(u64::from_be_bytes(value))
+    }
+
     /// Pass over one value, its structure checked, its texts not.
     pub fn skip(&mut self) -> Read<()> {
         self.skip_within(MAX_DEPTH)

@@ -77,11 +77,13 @@ def test_as_the_twin(
     assert native.sequence_hashes_with_tail(tokens, block_size) == twin.sequence_hashes_with_tail(tokens, block_size)
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 60, 64, 128, 300, 1024])
+@pytest.mark.parametrize("block_size", [1, 16, 59, 60, 61, 64, 128, 300, 1024])
 def test_every_way_through_the_hash(block_size: int) -> None:
     """Short, middle and long blocks take different ways through XXH3."""
     tokens = twin.pack_tokens(range(7, 3_000))
-    assert native.chain_hashes(tokens, block_size, salt="s") == twin.chain_hashes(tokens, block_size, salt="s")
+    for eagle in (False, True):
+        expected = twin.chain_hashes(tokens, block_size, salt="s", eagle=eagle)
+        assert native.chain_hashes(tokens, block_size, salt="s", eagle=eagle) == expected
 
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), min_size=64, max_size=64)

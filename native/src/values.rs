@@ -1,0 +1,141 @@
+//! Columns of an event: block hashes and token ids. What is of the right type but cannot be used is marked as bad, for the
+//! fields behind it may be of the wrong type, which weighs more.
+
+use crate::hashing::TOKEN_BYTES;
+use crate::msgpack::{Head, Read, Reader, Unreadable};
+
+/// Hashes as u64, and whether one was an empty digest.
+#[derive(Default)]
+pub struct Hashes {
+    pub values: Vec<u64>,
+    pub bad: bool,
+}
+
+/// The hash before the first one.
+#[derive(Clone, Copy, Default)]
+pub enum Parent {
+    #[default]
+    Root,
+    Hash(u64),
+    /// An empty digest.
+    Bad,
+}
+
+/// u32 little-endian; of bigrams (Eagle) every first token and the last second one.
+#[derive(Default)]
+pub struct Tokens {
+    pub bytes: Vec<u8>,
+    pub eagle: bool,
+    pub bad: bool,
+}
+
+impl Hashes {
+    pub fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        let count = reader.array()?;
+        let mut hashes = Self { values: Vec::with_capacity(count.min(reader.left())), bad: false };
+        for _ in 0..count {
+            if let Some(hash) = reader.full_uint() {
+                hashes.values.push(hash);
+                continue;
+            }
+            match read_hash(reader.head()?)? {
+                Some(hash) => hashes.values.push(hash),
+                None => hashes.bad = true,
+            }
+        }
+        Ok(hashes)
+    }
+}
+
+impl Parent {
+    pub fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        match reader.head()? {
+            Head::Nil => Ok(Self::Root),
+            head => Ok(read_hash(head)?.map_or(Self::Bad, Self::Hash)),
+        }
+    }
+}
+
+/// As u64: a negative number is reinterpreted, of a digest the last eight bytes count; `None`: an empty digest.
+fn read_hash(head: Head<'_>) -> Read<Option<u64>> {
+    match head {
+        Head::Int(value) => Ok(Some(value as u64)),
+        Head::Bin([]) => Ok(None),
+        Head::Bin(digest) => {
+            let tail = &digest[digest.len().saturating_sub(8)..];
+            Ok(Some(tail.iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))))
+        }
+        _ => Err(Unreadable),
+    }
+}
+
+impl Tokens {
+    pub fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        let count = match reader.head()? {
+            Head::Nil => 0,
+            Head::Array(count) => count,
+            _ => return Err(Unreadable),
+        };
+        let mut tokens = Self::default();
+        if count == 0 {
+            return Ok(tokens);
+        }
+        tokens.eagle = matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
+        tokens.bytes.reserve((count.min(reader.left()) + usize::from(tokens.eagle)) * TOKEN_BYTES);
+        if tokens.eagle {
+            tokens.read_pairs(reader, count)?;
+        } else {
+            tokens.read_singles(reader, count)?;
+        }
+        Ok(tokens)
+    }
+
+    fn read_singles(&mut self, reader: &mut Reader<'_>, count: usize) -> Read<()> {
+        for _ in 0..count {
+            if let Some(token) = reader.small_uint() {
+                self.bytes.extend_from_slice(&token.to_le_bytes());
+                continue;
+            }
+            match reader.head()? {
+                Head::Int(token) => self.push(token),
+                Head::Array(2) => {
+                    read_pair(reader)?;
+                    self.bad = true;
+                }
+                _ => return Err(Unreadable),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_pairs(&mut self, reader: &mut Reader<'_>, count: usize) -> Read<()> {
+        let mut last = 0;
+        for _ in 0..count {
+            match reader.head()? {
+                Head::Array(2) => {
+                    let (first, second) = read_pair(reader)?;
+                    self.push(first);
+                    last = second;
+                }
+                Head::Int(_) => self.bad = true,
+                _ => return Err(Unreadable),
+            }
+        }
+        self.push(last);
+        Ok(())
+    }
+
+    fn push(&mut self, token: i128) {
+        match u32::try_from(token) {
+            Ok(token) => self.bytes.extend_from_slice(&token.to_le_bytes()),
+            Err(_) => self.bad = true,
+        }
+    }
+}
+
+fn read_pair(reader: &mut Reader<'_>) -> Read<(i128, i128)> {
+    match (reader.head()?, reader.head()?) {
+        (Head::Int(first), Head::Int(second)) => Ok((first, second)),
+        _ => Err(Unreadable),
+    }
+}

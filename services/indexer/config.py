@@ -11,14 +11,15 @@ class IndexerSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
 
     ``max_blocks``: bound of the index over all sources, in (source, tier, block) entries. ``worker_lost_s``: silence
     after which a worker is removed. ``hold_limit``: batches kept per source while its hole is being filled.
-    ``snapshot_*``: the question to a bridge, its deadline and the pauses between tries. ``sessions`` and
+    ``snapshot_*``: the question to a bridge, its deadline (a bridge dumps a million blocks in 1 to 2 s, and has up to
+    4 million by default) and the pauses between tries. ``sessions`` and
     ``session_bytes`` bound the session table. ``parity_*`` and ``silent_requests``: see `services.indexer.parity`.
     """
 
     max_blocks: int = 8_000_000
     worker_lost_s: float = 5.0
     hold_limit: int = 16_384
-    snapshot_timeout_s: float = 5.0
+    snapshot_timeout_s: float = 15.0
     snapshot_retry_s: float = 0.2
     snapshot_retry_max_s: float = 5.0
     snapshots_at_once: int = 4

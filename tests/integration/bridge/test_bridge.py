@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
-import zmq
 
 from bus import subjects
 from bus.errors import KeyMissingError
 from bus.interface import Bus
 from bus.nats import connect
-from bus.tasks import Tasks
 from kvcore.events import decode_batch
 from kvcore.index import PrefixIndex
 from schemas.base import from_json, to_json
@@ -23,12 +20,7 @@ from schemas.hint import HintAction, HintCommand, HintEnvelope, HintResult
 from schemas.kv import KvHeaders, SnapshotReply, SnapshotRequest
 from schemas.session import SessionKey
 from schemas.worker import RankStream, WorkerState
-from services.bridge.endpoints import RankSource
-from services.bridge.events import SubscriberEvent
-from services.bridge.shell import service as bridge_shell
-from services.bridge.shell.service import BridgeService
-from services.bridge.shell.subscriber import EventSubscriber
-from tests.integration.bridge.house import Watcher, bridge_settings, running_bridge, until, until_async
+from tests.integration.bridge.house import Watcher, running_bridge, until, until_async
 from tests.integration.bridge.scripted_engine import ScriptedEngine, batch, removed, stored
 from tests.support.nats import NatsServer
 
@@ -379,28 +371,6 @@ async def test_malformed_events_are_counted_and_forwarded(url: str, bus: Bus) ->
         await engine.publish(b"\x01")
         await stream.until_numbers(2)
         await until(lambda: stream.rank().rejected == 3, "three rejected")
-
-
-async def test_death_of_the_polling_thread_ends_the_service(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its thread a bridge would look well and hear nothing: it fails, so that its supervisor restarts it."""
-
-    class Broken(EventSubscriber):
-        def _drain(self, source: RankSource, subscriber: zmq.Socket[bytes], drained: list[SubscriberEvent]) -> bool:
-            raise MemoryError("no room for a batch")
-
-    monkeypatch.setattr(bridge_shell, "EventSubscriber", Broken)
-    bus = await connect(url, name="bridge-w")
-    tasks = Tasks()
-    async with ScriptedEngine() as engine:
-        service = BridgeService(bridge_settings(engine, url))
-        await service.start(bus, tasks)
-        await until(lambda: bool(service.core.feeds) and service.core.feeds[0].connected, "connected")
-        await engine.publish(block(0))
-        async with asyncio.timeout(5.0):
-            assert isinstance(await tasks.failed, MemoryError)
-        await service.stop(2.0)
-    await tasks.stop()
-    await bus.close()
 
 
 # Questions and commands

@@ -2,197 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.errors import SettingsError
 from kvcore import dump as kvcore_dump
-from kvcore.dump import Steps, at_once
-from kvcore.errors import BadDumpError
-from kvcore.events import decode_batch
-from kvcore.hashing import chain_hashes, pack_tokens
-from kvcore.index import PrefixIndex, PreparedRanks
-from schemas.base import from_json, from_msgpack, to_msgpack
-from schemas.index import IndexSource, MatchReply, MatchRequest, WorkerMatch
+from schemas.base import from_msgpack, to_msgpack
+from schemas.index import MatchReply, MatchRequest
 from schemas.kv import KvHeaders, RankMark
-from schemas.request import RequestEnd, Usage
-from schemas.session import SessionIdentity, SessionKey
-from schemas.worker import RankStream, WorkerHealth, WorkerProfile, WorkerState
-from services.indexer.asking import SnapshotQueue
+from schemas.request import Usage
+from schemas.worker import RankStream, WorkerProfile
 from services.indexer.config import IndexerSettings
-from services.indexer.core import IndexerCore
-from services.indexer.effects import AskSnapshot, IndexerEffect, Publish
 from services.indexer.events import (
     BatchReceived,
-    IndexerEvent,
-    RequestEnded,
-    SnapshotFailed,
-    SnapshotReceived,
     Tick,
-    WorkerSeen,
 )
-
-BLOCK = 4
-
-
-def stored(number: int) -> bytes:
-    """A batch that stores block ``number`` of a chain of its own."""
-    tokens = [number * BLOCK + place for place in range(BLOCK)]
-    return msgspec.msgpack.encode([1.0, [["BlockStored", [number + 1], None, tokens, BLOCK]], 0])
-
-
-def removed(number: int) -> bytes:
-    return msgspec.msgpack.encode([1.0, [["BlockRemoved", [number + 1]]], 0])
-
-
-def chain(number: int) -> bytes:
-    return chain_hashes(pack_tokens([number * BLOCK + place for place in range(BLOCK)]), BLOCK)
-
-
-@dataclass
-class Bridge:
-    """What a bridge keeps: its index, its marks, its numbers."""
-
-    core: IndexerCore
-    worker: str = "w"
-    incarnation: str = "1000.0"
-    seq: int = -1
-    index: PrefixIndex = field(default_factory=PrefixIndex)
-    now: float = 100.0
-    facts: int = 0
-    epoch: int = 1
-    first: bool = True
-    asked: list[AskSnapshot] = field(default_factory=list)
-    out: list[IndexerEffect] = field(default_factory=list)
-    loading: list[tuple[AskSnapshot, tuple[RankMark, ...], Steps[PreparedRanks]]] = field(default_factory=list)
-
-    def give(self, event: IndexerEvent) -> None:
-        self.now += 0.01
-        effects = self.core.handle(event, self.now)
-        self.out += effects
-        self.asked += [effect for effect in effects if isinstance(effect, AskSnapshot)]
-
-    def publish(self, payload: bytes, *, heard: bool = True) -> None:
-        self.seq += 1
-        self.index.apply(self.worker, 0, decode_batch(payload))
-        headers = KvHeaders(worker=self.worker, rank=0, incarnation=self.incarnation, seq=self.seq, first=self.first)
-        self.first = False
-        if heard:
-            self.give(BatchReceived(headers, payload))
-
-    def restart(self, name: str) -> None:
-        self.incarnation, self.seq, self.first = name, -1, True
-        self.index = PrefixIndex()
-
-    def state(self, health: WorkerHealth = "ready", **changes: object) -> WorkerState:
-        self.facts += 1
-        stream = RankStream(rank=0, incarnation=self.incarnation, seq=self.seq)
-        values = {
-            "streams": (stream,),
-            "profile": WorkerProfile(url="http://e", model="tiny", block_size=BLOCK),
-            **changes,
-        }
-        return WorkerState(
-            source="bridge-w",
-            epoch=self.epoch,
-            seq=self.facts,
-            at_ms=0,
-            worker=self.worker,
-            incarnation="1000",
-            health=health,
-            **values,  # type: ignore[arg-type]  # the test's own values
-        )
-
-    def beat(self, health: WorkerHealth = "ready", **changes: object) -> None:
-        self.give(WorkerSeen(self.state(health, **changes)))
-
-    def answer(self) -> None:
-        """Answer every snapshot question that is open."""
-        while self.asked:
-            question = self.asked.pop(0)
-            marks = (RankMark(rank=0, incarnation=self.incarnation, seq=self.seq),)
-            self.snapshot(question, marks, self.index.dump())
-
-    def snapshot(self, question: AskSnapshot, marks: tuple[RankMark, ...], dump: bytes) -> None:
-        """As the shell does it, without its pauses."""
-        try:
-            prepared = at_once(self.core.prepare(question.worker, marks, dump))
-        except BadDumpError as error:
-            self.give(SnapshotFailed(question.worker, question.ticket, error.reason))
-            return
-        self.give(SnapshotReceived(question.worker, question.ticket, marks, prepared))
-        at_once(self.core.index.discard(prepared))
-
-    def answer_slowly(self) -> None:
-        """Begin to load an answer; `load_on` goes on with it."""
-        if self.asked:
-            question = self.asked.pop(0)
-            marks = (RankMark(rank=0, incarnation=self.incarnation, seq=self.seq),)
-            steps = self.core.prepare(question.worker, marks, self.index.dump())
-            self.loading.append((question, marks, steps))
-
-    def load_on(self) -> None:
-        """One step of every load."""
-        for load in list(self.loading):
-            question, marks, steps = load
-            try:
-                next(steps)
-            except StopIteration as end:
-                self.loading.remove(load)
-                self.give(SnapshotReceived(question.worker, question.ticket, marks, end.value))
-                at_once(self.core.index.discard(end.value))
-
-    def fail(self) -> None:
-        while self.asked:
-            question = self.asked.pop(0)
-            self.give(SnapshotFailed(question.worker, question.ticket, "no_responders"))
-
-    def tick(self, seconds: float = 1.0) -> None:
-        self.now += seconds
-        self.give(Tick())
-
-    def told(self) -> list[tuple[str, str | None]]:
-        facts = [from_json(e.payload, IndexSource) for e in self.out if isinstance(e, Publish)]
-        return [(fact.health, fact.reason) for fact in facts]
-
-    def content(self) -> object:
-        return self.core.index.content().get((self.worker, 0), {})
-
-    def expected(self) -> object:
-        return self.index.content().get((self.worker, 0), {})
-
-    def match(self, number: int = 0) -> WorkerMatch:
-        request = MatchRequest(model="tiny", block_size=BLOCK, chain=chain(number))
-        reply = from_msgpack(self.core.match(to_msgpack(request)), MatchReply)
-        return next(match for match in reply.matches if match.worker == self.worker)
-
-
-def bridge(**changes: object) -> Bridge:
-    return Bridge(IndexerCore(IndexerSettings(instance="indexer-1", **changes), 1))  # type: ignore[arg-type]
-
-
-def ended(number: int, usage: Usage, predicted: int | None = None) -> RequestEnded:
-    """A request that rank 0 of worker ``w`` served well."""
-    end = RequestEnd(
-        source="ingress-1",
-        epoch=1,
-        seq=number,
-        at_ms=0,
-        request_id=str(number),
-        model="tiny",
-        identity=SessionIdentity(key=SessionKey(root="s"), session_id="s"),
-        outcome="completed",
-        worker="w",
-        rank=0,
-        predicted_cached_tokens=predicted,
-        usage=usage,
-    )
-    return RequestEnded(end)
+from tests.unit.indexer.bridge import BLOCK, bridge, chain, ended, removed, stored
 
 
 def test_stream_from_its_first_batch() -> None:
@@ -457,65 +283,6 @@ def test_settings_name_their_key() -> None:
         with pytest.raises(SettingsError) as caught:
             IndexerSettings(**values)  # type: ignore[arg-type]  # wrong on purpose
         assert caught.value.key == key
-
-
-def test_snapshot_queue_bounds_open_questions() -> None:
-    """At most so many at once, one per worker, and none for a worker that is gone or was never heard."""
-    queue = SnapshotQueue(at_once=2, retry_s=1.0, retry_max_s=4.0)
-    queue.want("stranger")
-    for worker in ("a", "b", "c"):
-        queue.want(worker)
-        queue.seen(worker)
-    first = queue.ask(0.0)
-    assert len(first) == 2
-    assert queue.ask(0.0) == []
-    assert not queue.close(first[0].worker, 99)
-    assert queue.close(first[0].worker, first[0].ticket)
-    queue.failed(first[0].worker, 0.0)
-    queue.want(first[0].worker)
-    (third,) = queue.ask(0.5)
-    assert third.worker not in {question.worker for question in first}
-    queue.forget(third.worker)
-    assert [question.worker for question in queue.ask(1.0)] == [first[0].worker]
-    queue.close(first[1].worker, first[1].ticket)
-    assert queue.ask(9.0) == []
-    queue.seen("stranger")
-    assert [question.worker for question in queue.ask(9.0)] == ["stranger"]
-
-
-def test_snapshot_queue_wanted_again_while_asked() -> None:
-    """What is wanted while the question is open is asked for after its answer, and not before the pause is over."""
-    queue = SnapshotQueue(at_once=2, retry_s=1.0, retry_max_s=4.0)
-    queue.seen("a")
-    queue.want("a")
-    (question,) = queue.ask(0.0)
-    queue.want("a")
-    assert queue.ask(0.0) == []
-    assert queue.close("a", question.ticket)
-    queue.failed("a", 0.0)
-    assert queue.ask(0.9) == []
-    (again,) = queue.ask(1.0)
-    assert (again.worker, queue.close("a", question.ticket)) == ("a", False)
-    queue.forget("a")
-    queue.seen("a")
-    queue.want("a")
-    assert [question.worker for question in queue.ask(1.0)] == ["a"]
-
-
-def test_asking_costs_the_same_for_any_number_of_workers() -> None:
-    """It is done once per batch: 4,000 workers that wait for their time are not walked over 20,000 times."""
-    queue = SnapshotQueue(at_once=8_000, retry_s=1.0, retry_max_s=4.0)
-    for number in range(4_000):
-        queue.seen(f"w{number}")
-        queue.want(f"w{number}")
-    for question in queue.ask(0.0):
-        queue.close(question.worker, question.ticket)
-        queue.failed(question.worker, 0.0)
-        queue.want(question.worker)
-    started = time.perf_counter()
-    assert not any(queue.ask(0.5) for _ in range(20_000))
-    assert time.perf_counter() - started < 1.0
-    assert len(queue.ask(1.0)) == 4_000
 
 
 actions = st.lists(

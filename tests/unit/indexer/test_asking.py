@@ -1,0 +1,66 @@
+"""The queue of questions for snapshots: bounds, pauses, and its cost."""
+
+from __future__ import annotations
+
+import time
+
+from services.indexer.asking import SnapshotQueue
+
+
+def test_snapshot_queue_bounds_open_questions() -> None:
+    """At most so many at once, one per worker, and none for a worker that is gone or was never heard."""
+    queue = SnapshotQueue(at_once=2, retry_s=1.0, retry_max_s=4.0)
+    queue.want("stranger")
+    for worker in ("a", "b", "c"):
+        queue.want(worker)
+        queue.seen(worker)
+    first = queue.ask(0.0)
+    assert len(first) == 2
+    assert queue.ask(0.0) == []
+    assert not queue.close(first[0].worker, 99)
+    assert queue.close(first[0].worker, first[0].ticket)
+    queue.failed(first[0].worker, 0.0)
+    queue.want(first[0].worker)
+    (third,) = queue.ask(0.5)
+    assert third.worker not in {question.worker for question in first}
+    queue.forget(third.worker)
+    assert [question.worker for question in queue.ask(1.0)] == [first[0].worker]
+    queue.close(first[1].worker, first[1].ticket)
+    assert queue.ask(9.0) == []
+    queue.seen("stranger")
+    assert [question.worker for question in queue.ask(9.0)] == ["stranger"]
+
+
+def test_snapshot_queue_wanted_again_while_asked() -> None:
+    """What is wanted while the question is open is asked for after its answer, and not before the pause is over."""
+    queue = SnapshotQueue(at_once=2, retry_s=1.0, retry_max_s=4.0)
+    queue.seen("a")
+    queue.want("a")
+    (question,) = queue.ask(0.0)
+    queue.want("a")
+    assert queue.ask(0.0) == []
+    assert queue.close("a", question.ticket)
+    queue.failed("a", 0.0)
+    assert queue.ask(0.9) == []
+    (again,) = queue.ask(1.0)
+    assert (again.worker, queue.close("a", question.ticket)) == ("a", False)
+    queue.forget("a")
+    queue.seen("a")
+    queue.want("a")
+    assert [question.worker for question in queue.ask(1.0)] == ["a"]
+
+
+def test_asking_costs_the_same_for_any_number_of_workers() -> None:
+    """It is done once per batch: 4,000 workers that wait for their time are not walked over 20,000 times."""
+    queue = SnapshotQueue(at_once=8_000, retry_s=1.0, retry_max_s=4.0)
+    for number in range(4_000):
+        queue.seen(f"w{number}")
+        queue.want(f"w{number}")
+    for question in queue.ask(0.0):
+        queue.close(question.worker, question.ticket)
+        queue.failed(question.worker, 0.0)
+        queue.want(question.worker)
+    started = time.perf_counter()
+    assert not any(queue.ask(0.5) for _ in range(20_000))
+    assert time.perf_counter() - started < 1.0
+    assert len(queue.ask(1.0)) == 4_000

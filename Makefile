@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
+# Byte code is kept: without it every process of a test compiles the whole house again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup up demo check test test-unit test-integration test-system test-real compose-test bench lock wheelhouse asyncapi clean
 

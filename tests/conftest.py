@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 from tests.support.nats import NatsServer
+
+# Few examples by default, so that the unit part stays under 15 s; `--hypothesis-profile deep` looks longer where a test
+# does not name its own number.
+settings.register_profile("quick", max_examples=40, database=None)
+settings.register_profile("deep", max_examples=1000)
+settings.load_profile("quick")
 
 
 @pytest.fixture

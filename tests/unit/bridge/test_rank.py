@@ -308,7 +308,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(actions=actions, replay=st.booleans())
 def test_what_is_forwarded_is_what_was_published(actions: list[tuple[str, bool]], replay: bool) -> None:
     """Whatever is lost, repeated, forgotten or restarted: within one incarnation numbers have no hole, every batch is
@@ -465,7 +465,7 @@ def test_history_that_another_process_may_have_answered_is_asked_for_again() -> 
         assert at.feed.state() == ("synced", None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     past=st.integers(1, 20),
     missed=st.integers(0, 10),

@@ -120,7 +120,7 @@ def check_blocks(core: EngineCore, live: list[EngineRequest]) -> None:
         assert len(set(item.blocks)) == len(item.blocks)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(commands=commands, policy=st.sampled_from(["fcfs", "priority"]), budget=st.sampled_from([7, 16, 2048]))
 def test_invariants_under_any_load(commands: list[object], policy: SchedulingPolicy, budget: int) -> None:
     """Blocks conserved, replayed events = resident set, outputs whole, everything finishes; on a small pool."""
@@ -175,7 +175,7 @@ def test_invariants_under_any_load(commands: list[object], policy: SchedulingPol
     assert core.cache.pool.used_blocks == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     prompts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.sampled_from([None, "s"])), max_size=12),
     together=st.booleans(),

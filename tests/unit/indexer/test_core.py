@@ -295,7 +295,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(actions=actions)
 def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) -> None:
     """Whatever is lost on the bus, in whatever order facts and snapshots come, and whatever happens while one is being

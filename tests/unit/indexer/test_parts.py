@@ -62,7 +62,7 @@ def test_forgotten_worker_leaves_nothing() -> None:
     assert parts.add(part(4, 1, 2), b"b", 0.0) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     batches=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     lost=st.sets(st.integers(0, 31), max_size=6),

@@ -29,7 +29,7 @@ def written(body: Any, layout: tuple[str, str], ascii_only: bool, indent: int | 
     return b" \n" + text.encode("utf-8", "surrogatepass") + b"\t"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(bodies, layouts, st.booleans(), st.sampled_from([None, 1]), names, values)
 def test_one_member(
     body: dict[str, Any], layout: tuple[str, str], ascii_only: bool, indent: int | None, name: str, value: Any

@@ -121,7 +121,7 @@ ends = st.sampled_from(["\n", "\r\n", "\r"])
 lines = st.sampled_from([*LINES, "data", "data:", "x", "event: ping"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(lines, ends), max_size=14), st.lists(st.integers(0, 3000), max_size=6), st.booleans())
 def test_mixed_line_ends_and_any_cuts(said: list[tuple[str, str]], cuts: list[int], strip: bool) -> None:
     """Whatever lines, ends and cuts: pieces give what the whole gives, and without stripping every byte passes."""

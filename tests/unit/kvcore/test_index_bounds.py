@@ -194,7 +194,7 @@ def test_damaged_dumps_change_nothing() -> None:
         assert index.content() == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_damage_is_survived(data: st.DataObject) -> None:
     """A dump with changed bytes is refused, or loads into an index that still works."""

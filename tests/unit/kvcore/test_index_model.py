@@ -77,14 +77,14 @@ class NaiveRank:
         self.parents = {engine: None for engine in self.parents if self.identified(engine)}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operations(ranks=3, nodes=len(PARENTS), size=40), st.booleans())
 def test_any_history_against_a_naive_model(history: list[tuple[object, ...]], hidden_namespaces: bool) -> None:
     """After every step each rank's match of every chain is the model's, whatever came in whatever order."""
     run(history, IndexLimits(), hidden_namespaces=hidden_namespaces, exact=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operations(ranks=1, nodes=4, size=60), st.booleans(), st.integers(0, 2), st.integers(1, 6), st.integers(3, 30))
 def test_any_history_under_tight_bounds(
     history: list[tuple[object, ...]], hidden_namespaces: bool, remembered: int, held: int, blocks: int
@@ -191,7 +191,7 @@ def check_bookkeeping(index: PrefixIndex) -> None:
     assert stats.known == sum(len(group.blocks) for owner in index._ranks.values() for group in owner.groups.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
 def test_order_of_stores_and_removals_does_not_matter(order: list[int], gone: set[int]) -> None:
     """A chain stored block by block in any order, some blocks removed: the same content as in chain order."""

@@ -52,7 +52,7 @@ def told(history: list[tuple[tuple[str, int], Event]]) -> PrefixIndex:
     return index
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(before=histories, source=histories, live=histories, wanted=st.sets(st.sampled_from(RANKS)))
 def test_an_index_lives_on_while_ranks_are_prepared(
     before: list[tuple[tuple[str, int], Event]],

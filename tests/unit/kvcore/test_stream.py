@@ -344,7 +344,7 @@ def test_a_snapshot_that_is_not_far_enough_is_followed_by_another() -> None:
 LOSS = st.sampled_from(["live", "live", "live", "lost", "twice", "late", "restart"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=st.lists(LOSS, max_size=30), retained=st.integers(1, 40), chunk=st.integers(1, 5))
 def test_replay_recovery_against_a_naive_engine(steps: list[str], retained: int, chunk: int) -> None:
     """Whatever is lost, doubled, late or restarted: per incarnation what is delivered is the engine's own order without
@@ -413,7 +413,7 @@ def test_replay_recovery_against_a_naive_engine(steps: list[str], retained: int,
         assert stream.state == "synced"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     steps=st.lists(st.sampled_from(["live", "live", "lost", "beat", "new", "answer", "fail"]), max_size=40),
     hold=st.integers(1, 20),

@@ -124,7 +124,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(actions, st.integers(1, 4), st.integers(1, 200))
 def test_rows_on_disk_are_the_stream_s_rows_whatever_is_killed_when(
     steps: list[str], roll_lines: int, flush_bytes: int

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 from bus.answers import Answers
 from bus.errors import BusTimeoutError, ClosedError, NotConnectedError, PayloadTooLargeError, WrongRevisionError
@@ -217,20 +218,12 @@ class MemoryBus:
     async def request_many(
         self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
     ) -> AsyncGenerator[BusMessage, None]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_s
         answers = Answers(subject)
         inbox = self._ask(subject, payload, None, answers)
         try:
-            while True:
-                left = deadline - loop.time()
-                if left <= 0:
-                    raise BusTimeoutError(subject, deadline_s)
-                try:
-                    answer = await answers.next(min(idle_timeout_s, left))
-                except TimeoutError:
-                    raise BusTimeoutError(subject, min(idle_timeout_s, left)) from None
-                yield answer
+            async with aclosing(answers.until(idle_timeout_s, deadline_s)) as replies:
+                async for answer in replies:
+                    yield answer
         finally:
             self._asked(inbox, answers)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -340,20 +341,12 @@ class NatsBus:
     async def request_many(
         self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
     ) -> AsyncGenerator[BusMessage, None]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_s
         answers = Answers(subject)
         inbox = self._ask(subject, payload, None, answers)
         try:
-            while True:
-                left = deadline - loop.time()
-                if left <= 0:
-                    raise BusTimeoutError(subject, deadline_s)
-                try:
-                    answer = await answers.next(min(idle_timeout_s, left))
-                except TimeoutError:
-                    raise BusTimeoutError(subject, min(idle_timeout_s, left)) from None
-                yield answer
+            async with aclosing(answers.until(idle_timeout_s, deadline_s)) as replies:
+                async for answer in replies:
+                    yield answer
         finally:
             self._dropped += answers.dropped
             self._replies.close(inbox)

@@ -23,7 +23,7 @@ def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus
         host="127.0.0.1",
         model="sim-8b",
         ports=Ports(8080, 4222, 8222, {name: 9101 + place for place, name in enumerate(names)}),
-        traces=Path("/work/traces"),
+        traces=Path("/srv/traces"),
         nats_url="nats://127.0.0.1:4222",
         nats_command=("nats-server",) if own_bus else None,
         simulated=tuple(Simulated(f"engine-{n}", 8100 + n, 5000 + n, 6000 + n) for n in range(1, simulated + 1)),

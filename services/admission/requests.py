@@ -66,7 +66,8 @@ class IngressEpoch:
 class RequestTable:
     """Requests by id, ingress epochs, and what is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
+        self._max_requests = max_requests
         self._records: dict[str, RequestRecord] = {}
         self._epochs: dict[tuple[str, int], IngressEpoch] = {}
         self._newest: dict[str, int] = {}
@@ -113,7 +114,7 @@ class RequestTable:
             return None
         known = self._records.get(record.request_id)
         if (record.ingress, record.ingress_epoch) not in self._epochs or (
-            known is None and len(self._records) >= MAX_REQUESTS
+            known is None and len(self._records) >= self._max_requests
         ):
             self.refused += 1
             return None

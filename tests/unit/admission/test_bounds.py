@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from schemas.admit import AdmitCancel
 from services.admission.events import AdmitCancelled, WorkerStated
-from services.admission.requests import MAX_LIVES, MAX_REQUESTS, RequestRecord, RequestTable
+from services.admission.requests import MAX_LIVES, RequestRecord, RequestTable
 from services.admission.workers import MAX_WORKERS
 from tests.unit.admission.build import ask, driven, granted, identity, worker_state
+
+BOUND = 100
 
 
 def record(number: int, ingress: str = "ingress-1") -> RequestRecord:
@@ -26,15 +28,15 @@ def test_workers_are_bounded() -> None:
 
 def test_requests_and_lives_of_ingresses_are_bounded() -> None:
     """Beyond the bound a new request is counted and not taken in; a known one still is, and an end makes room."""
-    table = RequestTable()
+    table = RequestTable(BOUND)
     table.heard("ingress-1", 1, 0.0)
-    for number in range(MAX_REQUESTS):
+    for number in range(BOUND):
         assert table.note(record(number)) is not None
-    assert table.note(record(MAX_REQUESTS)) is None
+    assert table.note(record(BOUND)) is None
     assert table.note(record(5)) is not None
     table.end("r5", 0.0)
-    assert table.note(record(MAX_REQUESTS)) is not None
-    assert (len(table), table.refused) == (MAX_REQUESTS, 1)
+    assert table.note(record(BOUND)) is not None
+    assert (len(table), table.refused) == (BOUND, 1)
     for number in range(MAX_LIVES + 5):
         table.heard(f"x{number}", 1, 0.0)
     assert table.ingresses <= MAX_LIVES

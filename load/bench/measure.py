@@ -24,13 +24,3 @@ def interleaved(variants: Mapping[str, Callable[[], object]], runs: int = RUNS) 
             call()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def each_call(call: Callable[[int], object], count: int) -> list[float]:
-    """Microseconds of ``count`` calls, one by one."""
-    taken = []
-    for number in range(count):
-        start = time.perf_counter_ns()
-        call(number)
-        taken.append((time.perf_counter_ns() - start) / 1000)
-    return taken

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 TOKEN_BYTES = 4
 
 
-def token_array(tokens: list[int] | tuple[int, ...] | array[int] = ()) -> array[int]:
-    """Token ids as unsigned 32-bit integers in one buffer. Raises `OverflowError` for an id outside of it."""
-    return array("I", tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
     """What keeps equal tokens apart: adapter (every block) and cache salt (block 0; later ones by the chain)."""

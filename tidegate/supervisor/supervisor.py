@@ -90,10 +90,6 @@ class Supervisor:
                     raise ChildFailedError(child.spec.name, child.problem())
             await asyncio.sleep(_POLL_S)
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """All children ready again (after a restart). Raises as `start`."""
-        await self._wait_ready(self._children, time.monotonic() + timeout_s)
-
     async def stop(self) -> list[str]:
         """Stage by stage; returns the names of those that had to be killed."""
         for child in self._children:

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from services.ingress.config import IngressSettings
 from services.ingress.core import IngressCore
 from services.ingress.endpoints import Endpoint, endpoint_of, read_request
-from services.ingress.errors import IngressError, UnknownModelError
+from services.ingress.errors import BodyTooLargeError, IngressError, UnknownModelError
 from services.ingress.events import RequestReceived
 from services.ingress.identity import read_headers, resolve, unreadable_identity
 from services.ingress.replies import ErrorReply, error_reply, reply_to
@@ -152,8 +152,9 @@ class FrontDoor:
 
     def refusal(self, status: int, reason: str, target: str) -> tuple[Headers, bytes]:
         """`web.server.ErrorAnswer`: what is refused before it reaches `handle`, in its API's shape."""
-        message = _MESSAGES.get(reason, HTTPStatus(status).phrase)
-        if reason == "body_too_large":
-            message = f"The request body exceeds the limit of {self._settings.body_bytes} bytes."
-        reply = error_reply(endpoint_of(target), status, reason, message)
+        endpoint = endpoint_of(target)
+        if reason == BodyTooLargeError.reason:
+            reply = reply_to(endpoint, BodyTooLargeError(self._settings.body_bytes))
+        else:
+            reply = error_reply(endpoint, status, reason, _MESSAGES.get(reason, HTTPStatus(status).phrase))
         return list(reply.headers), reply.body

@@ -43,11 +43,6 @@ class FileSink:
         self._busy = threading.Lock()
         self._opened = False
 
-    @property
-    def open_segment(self) -> int:
-        """Index of the segment being written; -1 before the first member."""
-        return self._open_segment
-
     def open(self, window: int) -> Recovered:
         """Take the prefix, cut a torn tail off the newest segment, and read back up to ``window`` rows."""
         try:

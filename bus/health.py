@@ -72,11 +72,12 @@ class LoopLag:
 
 
 class ProcessCollector(Collector):
-    """The bus connection's counters and the loop's lag, read when scraped."""
+    """The bus connection's counters and the loop's lag, read when scraped. ``kvcore``: the twin in use, if any."""
 
-    def __init__(self, bus: Callable[[], Bus | None], lag: LoopLag) -> None:
+    def __init__(self, bus: Callable[[], Bus | None], lag: LoopLag, kvcore: str | None = None) -> None:
         self._bus = bus
         self._lag = lag
+        self._kvcore = kvcore
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -85,6 +86,12 @@ class ProcessCollector(Collector):
         yield GaugeMetricFamily(
             "tidegate_loop_lag_seconds", "How late the event loop runs its timers.", value=self._lag.worst_s
         )
+        if self._kvcore is not None:
+            twin = GaugeMetricFamily(
+                "tidegate_kvcore_info", "Which twin of kvcore works here.", labels=["implementation"]
+            )
+            twin.add_metric([self._kvcore], 1.0)
+            yield twin
         bus = self._bus()
         connected = bus is not None and bus.connected
         yield GaugeMetricFamily("tidegate_bus_connected", "1 while the bus is connected.", value=float(connected))

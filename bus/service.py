@@ -129,7 +129,10 @@ class ServiceProcess(Generic[S]):
             loop.add_signal_handler(number, self._on_signal, number)
         tasks = Tasks()
         tasks.start("loop-lag", self._lag.watch())
-        collector = ProcessCollector(lambda: self._bus, self._lag)
+        twin = kvcore_in_use()
+        if twin is not None:
+            log.info("kvcore", implementation=twin[0], why=twin[1])
+        collector = ProcessCollector(lambda: self._bus, self._lag, kvcore=None if twin is None else twin[0])
         REGISTRY.register(collector)
         health = HealthServer(self.not_ready)
         served: ServedEndpoints | None = None
@@ -248,6 +251,15 @@ class ServiceProcess(Generic[S]):
             await served.stop()
         if self._service is not None:
             await self._service.stop(timeout_s)
+
+
+def kvcore_in_use() -> tuple[str, str | None] | None:
+    """The twin of `kvcore` that this process works with, and why it is not the native one; ``None`` where it uses none.
+
+    The bus imports nothing of `kvcore`: whoever needs it has loaded it by the time its service starts.
+    """
+    twin = sys.modules.get("kvcore.twin")
+    return None if twin is None else (twin.IMPLEMENTATION, twin.WHY)
 
 
 def package_version() -> str:

@@ -29,7 +29,9 @@ SECTIONS = ("ingress", "bridge", "indexer", "admission", "hints", "recorder", "e
 """The tables that a settings file may hold beside ``[common]``."""
 
 ENVIRONMENT_PREFIX = "TIDEGATE_"
-NOT_SETTINGS = frozenset({"TIDEGATE_CONFIG", "TIDEGATE_BASE_IMAGE", "TIDEGATE_NATS_IMAGE"})
+NOT_SETTINGS = frozenset(
+    {"TIDEGATE_CONFIG", "TIDEGATE_BASE_IMAGE", "TIDEGATE_NATS_IMAGE", "TIDEGATE_KVCORE", "TIDEGATE_NATIVE"}
+)
 """Variables under our prefix that are read by other tools than a service."""
 
 # Kubernetes puts the addresses of Services into the environment; one named tidegate-ingress would look like settings.

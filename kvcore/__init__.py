@@ -1,7 +1,10 @@
 """What every room needs to know of KV blocks: their hashes, the engines' events, stream recovery and the prefix index.
 
-Imports nothing of ours and does no I/O.
+Imports nothing of ours and does no I/O. Hashing, decoding and the index exist twice, in Rust and in Python:
+`kvcore.twin` chooses, and the names `PrefixIndex`, `decode_batch`, `seed_of`, `local_hashes`, `chain_hashes`,
+`multimodal_hash`, `sequence_hashes_with_tail` of this package are the chosen ones. The modules are pure Python.
 
+- `kvcore.twin`: `IMPLEMENTATION`, `WHY`.
 - `kvcore.hashing`: `pack_tokens`, `seed_of`, `local_hashes`, `chain_hashes`, `sequence_hashes_with_tail`, `pack_chain`,
   `unpack_chain`, `multimodal_hash`.
 - `kvcore.events`: `decode_batch`, `Batch`, `Stored`, `Removed`, `Cleared`, `Tier`.
@@ -10,24 +13,35 @@ Imports nothing of ours and does no I/O.
 - `kvcore.errors`: `KvCoreError` and what derives from it.
 """
 
-from kvcore.errors import BadBatchError, BadDumpError, BadReplayError, BlockSizeError, KvCoreError, TokensError
-from kvcore.events import Batch, Cleared, Event, Removed, Stored, Tier, decode_batch
-from kvcore.hashing import (
-    chain_hashes,
-    local_hashes,
-    multimodal_hash,
-    pack_chain,
-    pack_tokens,
-    seed_of,
-    sequence_hashes_with_tail,
-    unpack_chain,
-    unpack_tokens,
+from kvcore.errors import (
+    BadBatchError,
+    BadDumpError,
+    BadReplayError,
+    BlockSizeError,
+    KvCoreError,
+    TokensError,
+    TwinError,
 )
-from kvcore.index import IndexLimits, IndexStats, PrefixIndex, RankMatch
+from kvcore.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kvcore.hashing import pack_chain, pack_tokens, unpack_chain, unpack_tokens
+from kvcore.index import IndexLimits, IndexStats, PreparedRanks, RankMatch
 from kvcore.residency import ApplyResult
 from kvcore.stream import Limits, StreamRecovery
+from kvcore.twin import (
+    IMPLEMENTATION,
+    WHY,
+    PrefixIndex,
+    chain_hashes,
+    decode_batch,
+    local_hashes,
+    multimodal_hash,
+    seed_of,
+    sequence_hashes_with_tail,
+)
 
 __all__ = [
+    "IMPLEMENTATION",
+    "WHY",
     "ApplyResult",
     "BadBatchError",
     "BadDumpError",
@@ -41,12 +55,14 @@ __all__ = [
     "KvCoreError",
     "Limits",
     "PrefixIndex",
+    "PreparedRanks",
     "RankMatch",
     "Removed",
     "Stored",
     "StreamRecovery",
     "Tier",
     "TokensError",
+    "TwinError",
     "chain_hashes",
     "decode_batch",
     "local_hashes",

@@ -5,7 +5,8 @@ KvCoreError
 ├── TokensError      token ids that are not whole u32 values (the caller's fault)
 ├── BadBatchError    an engine's payload is not a batch of KV events (the engine's fault; its seq still counts)
 ├── BadReplayError   a reply on the replay socket has an unknown shape (the engine's fault)
-└── BadDumpError     bytes that `PrefixIndex.dump` did not write (the snapshot's fault; the index is unchanged)
+├── BadDumpError     bytes that `PrefixIndex.dump` did not write (the snapshot's fault; the index is unchanged)
+└── TwinError        the twin that was asked for cannot be had (the installation's fault)
 """
 
 from __future__ import annotations
@@ -49,3 +50,9 @@ class BadDumpError(KvCoreError):
     """Not a dump of this version, or a damaged one."""
 
     reason = "bad_dump"
+
+
+class TwinError(KvCoreError):
+    """``TIDEGATE_KVCORE`` names no twin, or the native one where there is none that fits."""
+
+    reason = "no_such_twin"

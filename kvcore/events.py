@@ -119,6 +119,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, int] = {}
     unknown_media: int = 0
 
+    @property
+    def cleared(self) -> bool:
+        """Whether the engine emptied its pool in it."""
+        return any(isinstance(event, Cleared) for event in self.events)
+
 
 class _Envelope(msgspec.Struct, array_like=True):
     ts: float

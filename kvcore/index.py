@@ -31,7 +31,7 @@ from kvcore.dump import (
     encode_dump,
     load_group,
 )
-from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored
+from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored, decode_batch
 from kvcore.hashing import chain_view
 from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without_holes, select
 from kvcore.residency import TIERS, ApplyResult, Masks, Residency, copies_in
@@ -152,6 +152,10 @@ class PrefixIndex:
         self._dropped += result.dropped
         result.block_size = self.block_size(worker, rank)
         return result
+
+    def apply_payload(self, worker: str, rank: int, payload: bytes) -> ApplyResult:
+        """Decode one engine payload and apply it. Raises `BadBatchError`, with nothing changed."""
+        return self.apply(worker, rank, decode_batch(payload))
 
     def clear_rank(self, worker: str, rank: int) -> None:
         """Forget every block of the rank, in all tiers and groups: a restart, or lost history. The rank stays."""

@@ -15,7 +15,8 @@ import zmq
 
 from bus.errors import SettingsError
 from bus.tasks import Tasks
-from kvcore.hashing import chain_of, local_hashes, seed_of
+from kvcore import local_hashes, seed_of
+from kvcore.hashing import chain_of
 from load.engine.config import EngineSettings
 from load.engine.kv_cache import BlockContent
 from load.engine.kv_events import AllBlocksCleared

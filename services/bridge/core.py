@@ -11,11 +11,8 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.facts import FactNumbers
+from kvcore import ApplyResult, BadBatchError, IndexLimits, decode_batch
 from kvcore.dump import Steps
-from kvcore.errors import BadBatchError
-from kvcore.events import Cleared, decode_batch
-from kvcore.index import IndexLimits
-from kvcore.residency import ApplyResult
 from schemas.base import to_json
 from schemas.hint import HintResult
 from schemas.kv import Dialect, KvHeaders, RankMark
@@ -280,13 +277,13 @@ class BridgeCore:
             return
         if batch.rank is not None:
             feed.stated_rank(batch.rank)
-        if any(isinstance(event, Cleared) for event in batch.events):
+        if batch.cleared:
             feed.rebuilt(now)
         self.own.apply(rank, batch)
 
     def _applied(self, rank: int, result: ApplyResult) -> None:
         self.rejected += result.rejected
-        self._rejected_by_rank[rank] += result.rejected.total()
+        self._rejected_by_rank[rank] += sum(result.rejected.values())
         if result.block_size is not None:
             self.engine.saw_block_size(result.block_size)
 

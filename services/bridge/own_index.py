@@ -11,10 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvcore import ApplyResult, Batch, IndexLimits, PrefixIndex
 from kvcore.dump import Steps
-from kvcore.events import Batch
-from kvcore.index import IndexLimits, PrefixIndex
-from kvcore.residency import ApplyResult
 
 APPLIED_AT_ONCE = 32
 """Changes applied in one step, once they need not wait any longer."""

@@ -21,7 +21,8 @@ from itertools import pairwise
 
 from xxhash import xxh3_64_intdigest
 
-from kvcore.hashing import SEED, chain_hashes, chain_of, pack_tokens, unpack_chain
+from kvcore import chain_hashes, pack_tokens, unpack_chain
+from kvcore.hashing import SEED, chain_of
 
 TOKEN_BYTES = 4
 HASH_BYTES = 8

@@ -12,6 +12,7 @@ from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.interface import BusMessage
 from bus.nats import NatsBus
 from bus.subjects import INDEX_MATCH, ROOT, TRACE_STREAM, policy
+from kvcore import IMPLEMENTATION, WHY
 from schemas.base import BadMessageError, from_json, from_msgpack, to_msgpack
 from schemas.index import MatchReply, MatchRequest
 from schemas.worker import WorkerState
@@ -31,14 +32,15 @@ _LEAST_PAYLOAD = 8 * 1024 * 1024
 
 async def examine(located: Located, url: str | None) -> list[Check]:
     """All checks. ``url``: the front door, where the bus does not tell."""
+    here = checks.check_kvcore(IMPLEMENTATION, WHY)
     try:
         bus = await open_bus(located, "tidegate-doctor")
     except NoBusError as error:
         fix = "start a system with `tidegate up`, or name the bus with --nats"
-        return [Check(name="bus", verdict="failed", found=str(error).split(";")[0], fix=fix)]
+        return [here, Check(name="bus", verdict="failed", found=str(error).split(";")[0], fix=fix)]
     http = HttpClient()
     try:
-        return await Examination(bus, http, located).all(url)
+        return [here, *await Examination(bus, http, located).all(url)]
     finally:
         await http.close()
         await bus.close()

@@ -57,6 +57,26 @@ async def test_told_to_stop_while_it_waits_for_the_bus(tmp_path: Path, nats_serv
         assert "Traceback" not in process.stderr
 
 
+async def test_a_service_says_which_kvcore_it_works_with(tmp_path: Path, nats_server: NatsServer) -> None:
+    """One line and a metric, where a service uses it at all; a twin that nobody knows ends it, and is named."""
+    nats_server.stop()
+    settings = ("--set", f"nats_url={nats_server.url}", "--set", "engine_url=http://127.0.0.1:9")
+    python = {"TIDEGATE_KVCORE": "python"}
+    async with python_process("services.bridge", *settings, directory=tmp_path, environment=python) as process:
+        await process.wait_said("bus_unreachable")
+        assert process.stderr.count(" kvcore ") == 1
+        assert "implementation=python why=" in process.stderr
+        assert 'tidegate_kvcore_info{implementation="python"} 1.0' in (await page(process, "/metrics"))[1]
+        assert await process.stop() == 0
+    async with python_process(MODULE, *settings[:2], directory=tmp_path) as process:
+        await process.wait_said("bus_unreachable")
+        assert "kvcore" not in process.stderr
+    wrong = {"TIDEGATE_KVCORE": "rust"}
+    async with python_process("services.bridge", *settings, directory=tmp_path, environment=wrong) as process:
+        assert await process.wait() == 1
+        assert "TIDEGATE_KVCORE must be one of auto, native, python, not 'rust'" in process.stderr
+
+
 async def test_a_running_service(tmp_path: Path, nats_server: NatsServer) -> None:
     """Answers, shows why it is not ready, counts itself, appears in ``$SRV``, and notices that the bus went."""
     settings = ("--set", f"nats_url={nats_server.url}", "--set", "greeting=hi", "--set", "log_format=text")

@@ -1,0 +1,80 @@
+"""Which twin is chosen: a process of its own for each value of ``TIDEGATE_KVCORE`` and each installation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcore.twin import NATIVE_API
+from tests.unit.kvcore.twins import NATIVE_MISSING
+
+ROOT = Path(__file__).parents[3]
+SHOW = "import kvcore; print(kvcore.IMPLEMENTATION, kvcore.WHY); print(kvcore.PrefixIndex.__module__)"
+NATIVE_WORKS = NATIVE_MISSING is None
+
+
+def chosen(value: str | None, folder: Path | None = None) -> tuple[int, str]:
+    """Exit code and output of a process that says what it chose. ``folder``: searched for modules before all else."""
+    environ = {key: text for key, text in os.environ.items() if key != "TIDEGATE_KVCORE"}
+    if value is not None:
+        environ["TIDEGATE_KVCORE"] = value
+    environ["PYTHONPATH"] = os.pathsep.join([*([str(folder)] if folder else []), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def fake_native(folder: Path, text: str) -> Path:
+    (folder / "tidegate_kvcore.py").write_text(text)
+    return folder
+
+
+def test_python_is_taken_when_asked_for() -> None:
+    """Whatever is installed."""
+    assert chosen("python") == (0, "python TIDEGATE_KVCORE=python asks for pure Python\nkvcore.index\n")
+
+
+@pytest.mark.skipif(not NATIVE_WORKS, reason=str(NATIVE_MISSING))
+@pytest.mark.parametrize("value", [None, "", "auto", "native", " Native "])
+def test_native_is_taken_where_it_is_installed(value: str | None) -> None:
+    """By default and when asked for; there is nothing to explain."""
+    code, output = chosen(value)
+    assert (code, output.splitlines()[0]) == (0, "native None")
+    assert "tidegate_kvcore" in output.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("API = None", f"too old (API unnamed, not {NATIVE_API})"),
+        ("", f"too old (API unnamed, not {NATIVE_API})"),
+        (f"API = {NATIVE_API + 1}", f"too new (API {NATIVE_API + 1}, not {NATIVE_API})"),
+        ("raise ModuleNotFoundError('No module', name='tidegate_kvcore')", "is not installed"),
+        ("import tidegate_kvcore_gone", "is damaged"),
+        ("raise ImportError('wrong glibc')", "cannot be loaded (wrong glibc)"),
+    ],
+)
+def test_a_native_build_that_does_not_fit(tmp_path: Path, text: str, why: str) -> None:
+    """``auto`` goes on in pure Python and says why; ``native`` refuses, and says what to do."""
+    folder = fake_native(tmp_path, text)
+    code, output = chosen("auto", folder)
+    assert code == 0
+    assert output.startswith("python ")
+    assert why in output.splitlines()[0]
+    code, output = chosen("native", folder)
+    assert code == 1
+    assert "kvcore.errors.TwinError: TIDEGATE_KVCORE=native, but" in output
+    assert why in output
+    assert "make setup" in output
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    """A typo never becomes a default."""
+    code, output = chosen("rust")
+    assert code == 1
+    assert "TIDEGATE_KVCORE must be one of auto, native, python, not 'rust'" in output

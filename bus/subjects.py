@@ -85,6 +85,10 @@ def decision(worker: str) -> str:
     return f"{ROOT}.decision.{encode_id(worker)}"
 
 
+def placed(worker: str) -> str:
+    return f"{ROOT}.placed.{encode_id(worker)}"
+
+
 def request(event: str, model: str) -> str:
     """``event``: accepted, dispatched, first_token, progress or end."""
     return f"{ROOT}.request.{event}.{encode_id(model)}"

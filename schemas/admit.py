@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from schemas.base import Count, Message, Number, Tokens
-from schemas.index import SourceHealth
+from schemas.index import ChainUnit, SourceHealth
 from schemas.session import RequestKind, SessionIdentity
 
 DecisionMode = Literal["policy", "custom", "fallback"]
@@ -29,8 +29,9 @@ class Grant(Message, frozen=True, kw_only=True, omit_defaults=True):
 class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The question. Asking again with the same ``request_id`` (and ``attempt``) returns the same grant.
 
-    ``chain``: as in `schemas.index.MatchRequest`. ``tokens_from`` says how ``input_tokens`` was counted. ``excluded``:
-    workers that this request has already failed on. ``deadline_ms``: Unix ms after which the ingress listens no more.
+    ``chain``, ``chain_unit``: as in `schemas.index.MatchRequest`. ``tokens_from`` says how ``input_tokens`` was
+    counted. ``excluded``: workers that this request has already failed on. ``deadline_ms``: Unix ms after which the
+    ingress listens no more.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: Number | None = None
     priority: Number = 0
     excluded: tuple[str, ...] = ()
+    chain_unit: ChainUnit = "tokens"
 
 
 class AdmitCancel(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,7 @@ from schemas.hint import HintCommand, HintResult
 from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
 from schemas.ingress import IngressState
 from schemas.kv import KvHeaders, SnapshotReply, SnapshotRequest
+from schemas.placed import Placed
 from schemas.policy import RouteAnswer, RouteQuestion
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress
 from schemas.session import SessionFact
@@ -191,6 +192,16 @@ CHANNELS: tuple[Channel, ...] = (
         summary="The whole decision behind one grant: candidates, score parts, index health, hold time.",
         loss=_GAP,
         messages=(Decision,),
+    ),
+    Channel(
+        name="placed",
+        address="tg.v1.placed.{worker}",
+        kind="fact",
+        publisher="admission, ingress for a fallback",
+        summary="What was sent where: one prompt's chain, its session, and the rank that got it.",
+        loss=_GAP + " An approximate source counts a little less, a session's place is its turn before.",
+        messages=(Placed,),
+        encoding="msgpack",
     ),
     *(
         Channel(

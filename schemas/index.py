@@ -8,6 +8,10 @@ from schemas.base import Count, Fact, Message, Sequence
 from schemas.session import SessionKey
 
 SourceHealth = Literal["synced", "catching_up", "approximate", "blind"]
+"""``approximate``: known from what was sent there, or not in full; ``reason`` says which."""
+
+ChainUnit = Literal["tokens", "text"]
+"""What the blocks of a chain are made of: token ids, or UTF-8 text where nobody has counted the tokens."""
 
 
 class IndexSource(Fact, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,8 +29,9 @@ class IndexSource(Fact, frozen=True, kw_only=True, omit_defaults=True):
 class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """``tg.v1.index.match`` (MessagePack): who holds how much of this chain?
 
-    ``chain``: chain hashes of the prompt's full blocks, u64 little-endian back to back (8 bytes a block).
-    ``session``: whose turn it is, so that the indexer can say later where that session's prefix is.
+    ``chain``: chain hashes of the prompt's full blocks, u64 little-endian back to back (8 bytes a block). ``unit``:
+    what its blocks are made of; of ``text`` blocks ``block_size`` is about how many tokens one holds.
+    ``session`` is not needed any more and is ignored: `schemas.placed.Placed` says where a session's prefix went.
     """
 
     model: str
@@ -34,6 +39,7 @@ class MatchRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     chain: bytes
     salt_rule: str = "cache_salt"
     session: SessionKey | None = None
+    unit: ChainUnit = "tokens"
 
 
 class TierBlocks(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +57,11 @@ class TierBlocks(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerMatch(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """One (worker, rank) of the pool: what it holds of the chain, and how far that can be trusted."""
+    """One (worker, rank) of the pool: what it holds of the chain, and how far that can be trusted.
+
+    ``indexed``: where ``blocks`` come from what was sent there and the rank has an event stream all the same, the
+    reach that its events would give: what parity goes on to measure.
+    """
 
     worker: str
     rank: Count
@@ -59,6 +69,7 @@ class WorkerMatch(Message, frozen=True, kw_only=True, omit_defaults=True):
     health: SourceHealth = "synced"
     reason: str | None = None
     resident_blocks: Count = 0
+    indexed: Count | None = None
 
 
 class MatchReply(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,7 +92,8 @@ class SessionQuery(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionResidency(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Answer to `SessionQuery`: where the session's chain ended last (hex of the chain hash, depth in blocks)."""
+    """Answer to `SessionQuery`: where the session's chain ended last (hex of the chain hash, depth in blocks of
+    ``unit``)."""
 
     session: SessionKey | None = None
     frontier: str | None = None
@@ -90,3 +102,4 @@ class SessionResidency(Message, frozen=True, kw_only=True, omit_defaults=True):
     sessions: tuple[SessionKey, ...] = ()
     resident: tuple[WorkerMatch, ...] = ()
     error: str | None = None
+    unit: ChainUnit = "tokens"

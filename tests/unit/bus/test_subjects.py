@@ -73,6 +73,7 @@ SUBJECTS = {
     "admit": subjects.admit("m"),
     "admit_cancel": subjects.admit_cancel("m"),
     "decision": subjects.decision("w"),
+    "placed": subjects.placed("w"),
     "request_accepted": subjects.request("accepted", "m"),
     "request_dispatched": subjects.request("dispatched", "m"),
     "request_first_token": subjects.request("first_token", "m"),

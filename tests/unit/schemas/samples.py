@@ -23,6 +23,7 @@ from schemas.index import (
 )
 from schemas.ingress import InFlight, IngressState
 from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
+from schemas.placed import Placed
 from schemas.policy import RouteAnswer, RouteQuestion
 from schemas.request import (
     RequestAccepted,
@@ -210,6 +211,23 @@ SAMPLES: tuple[Message, ...] = (
         decide_us=850,
         candidates=CANDIDATES,
     ),
+    Placed(
+        source="admission-1",
+        epoch=42,
+        seq=7,
+        at_ms=AT_MS,
+        request_id="r1",
+        model="qwen",
+        worker="w1",
+        rank=1,
+        session=KEY,
+        parent=PARENT,
+        mode="custom",
+        unit="text",
+        block_size=64,
+        chain=bytes(range(24)),
+        indexed=2,
+    ),
     RequestAccepted(
         source="ingress-1",
         epoch=AT_MS,
@@ -357,7 +375,7 @@ SAMPLES: tuple[Message, ...] = (
 )
 
 KV_HEADERS = KvHeaders(worker="w1", rank=1, incarnation="1760000000.1", seq=9, part=1, parts=2, first=True)
-MSGPACK = (MatchRequest, MatchReply, AdmitRequest, AdmitCancel, Held, Granted, Refused)
+MSGPACK = (MatchRequest, MatchReply, AdmitRequest, AdmitCancel, Held, Granted, Refused, Placed)
 
 
 def encoded(message: Message) -> bytes:

@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q schemas bus kvcore web services tidegate load
+	$(BIN)/python -m compileall -q schemas bus kvcore replica web services tidegate load
 	@touch $(STAMP)
 
 up: setup ## run the whole system with simulated engines; stays up until Ctrl-C (ARGS="--port 9000" to pass options)

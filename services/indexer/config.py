@@ -4,56 +4,40 @@ from __future__ import annotations
 
 from bus.errors import SettingsError
 from bus.settings import CommonSettings
+from replica.config import ReplicaSettings
+
+_REPLICA = ReplicaSettings()
 
 
 class IndexerSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One indexer: a complete index of every worker, so any number may run side by side.
 
-    ``max_blocks``: bound of the index over all sources, in (source, tier, block) entries. ``worker_lost_s``: silence
-    after which a worker is removed. ``hold_limit``: batches kept per source while its hole is being filled.
-    ``snapshot_*``: the question to a bridge, its deadline (a bridge dumps a million blocks in 1 to 2 s, and has up to
-    4 million by default) and the pauses between tries. ``sessions`` and
-    ``session_bytes`` bound the session table. ``parity_*`` and ``silent_requests``: see `services.indexer.parity`.
+    ``sessions`` and ``session_bytes`` bound the session table. All others are its replica's, see
+    `replica.config.ReplicaSettings`.
     """
 
-    max_blocks: int = 8_000_000
-    worker_lost_s: float = 5.0
-    hold_limit: int = 16_384
-    snapshot_timeout_s: float = 15.0
-    snapshot_retry_s: float = 0.2
-    snapshot_retry_max_s: float = 5.0
-    snapshots_at_once: int = 4
+    max_blocks: int = _REPLICA.max_blocks
+    worker_lost_s: float = _REPLICA.worker_lost_s
+    hold_limit: int = _REPLICA.hold_limit
+    snapshot_timeout_s: float = _REPLICA.snapshot_timeout_s
+    snapshot_retry_s: float = _REPLICA.snapshot_retry_s
+    snapshot_retry_max_s: float = _REPLICA.snapshot_retry_max_s
+    snapshots_at_once: int = _REPLICA.snapshots_at_once
+    parity_window: int = _REPLICA.parity_window
+    parity_min_requests: int = _REPLICA.parity_min_requests
+    parity_alarm_ratio: float = _REPLICA.parity_alarm_ratio
+    parity_floor_tokens: int = _REPLICA.parity_floor_tokens
+    silent_requests: int = _REPLICA.silent_requests
     sessions: int = 16_384
     session_bytes: int = 64 * 1024 * 1024
-    parity_window: int = 32
-    parity_min_requests: int = 8
-    parity_alarm_ratio: float = 0.25
-    parity_floor_tokens: int = 32
-    silent_requests: int = 16
 
     def __post_init__(self) -> None:
-        """Cross-field rules. Raises `SettingsError`."""
-        for name in _POSITIVE:
+        """Rules between keys. Raises `SettingsError`."""
+        self.replica()
+        for name in ("sessions", "session_bytes"):
             if getattr(self, name) <= 0:
                 raise SettingsError(name, "must be positive")
-        if self.snapshot_retry_max_s < self.snapshot_retry_s:
-            raise SettingsError("snapshot_retry_max_s", "must not be below snapshot_retry_s")
-        if self.parity_min_requests > self.parity_window:
-            raise SettingsError("parity_min_requests", "must not exceed parity_window")
-        if not 0 < self.parity_alarm_ratio <= 1:
-            raise SettingsError("parity_alarm_ratio", "must be above 0 and at most 1")
 
-
-_POSITIVE = (
-    "max_blocks",
-    "worker_lost_s",
-    "hold_limit",
-    "snapshot_timeout_s",
-    "snapshot_retry_s",
-    "snapshots_at_once",
-    "sessions",
-    "session_bytes",
-    "parity_window",
-    "parity_min_requests",
-    "silent_requests",
-)
+    def replica(self) -> ReplicaSettings:
+        """The settings of its replica: the keys of the same names. Raises `SettingsError`."""
+        return ReplicaSettings(**{name: getattr(self, name) for name in ReplicaSettings.__struct_fields__})

@@ -1,197 +1,69 @@
-"""The indexer's one door: batches, facts and snapshots go in, facts and questions come out; and it answers questions.
+"""The indexer's one door: a replica of the index, the session table beside it, and the two questions.
 
-Each (worker, rank) has the same recovery machine as at the bridge, with snapshots instead of replays. A source that is
-not continuous is still answered for, with its health beside it: what is known is said, and how far to trust it.
+What only an indexer does: it answers on the bus, it says how far it trusts each source, and it knows where each
+session's prefix ended.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 
 from bus import subjects
-from kvcore.dump import Steps
-from kvcore.errors import BadBatchError
-from kvcore.events import decode_batch
-from kvcore.index import IndexLimits, PrefixIndex, PreparedRanks
-from kvcore.stream import (
-    Clear,
-    Deliver,
-    Fetch,
-    FetchFailed,
-    Heartbeat,
-    Limits,
-    LiveBatch,
-    Restored,
-    StateChanged,
-    StreamEvent,
-)
-from kvcore.stream import Tick as StreamTick
+from replica.core import HASH_BYTES, Replica
+from replica.effects import SourceChanged
+from replica.errors import BadQuestionError
 from schemas.base import UNDECODABLE, BadMessageError, from_json, to_json
-from schemas.index import (
-    IndexSource,
-    MatchReply,
-    MatchRequest,
-    SessionQuery,
-    SessionResidency,
-    SourceHealth,
-    TierBlocks,
-    WorkerMatch,
-)
-from schemas.kv import KvHeaders, RankMark
-from schemas.request import RequestEnd
-from schemas.worker import WorkerState
-from services.indexer.asking import SnapshotQueue
+from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
 from services.indexer.config import IndexerSettings
-from services.indexer.effects import IndexerEffect, Publish, Say
-from services.indexer.errors import BadQuestionError
-from services.indexer.events import (
-    BatchReceived,
-    DecisionSeen,
-    IndexerEvent,
-    RequestEnded,
-    SnapshotFailed,
-    SnapshotReceived,
-    Tick,
-    WorkerSeen,
-)
-from services.indexer.parity import ParityRules
-from services.indexer.parts import UNFINISHED_S, PartsAssembler
-from services.indexer.sessions import HASH_BYTES, SessionTable
-from services.indexer.source import Source, Worker
-
-MAX_WORKERS = 4096
-MAX_SOURCES = 16_384
-"""Workers, and ranks of all of them, beyond this are not taken in: somebody makes up names."""
+from services.indexer.effects import IndexerEffect, Publish
+from services.indexer.events import DecisionSeen, IndexerEvent
+from services.indexer.sessions import SessionTable
 
 MAX_SESSIONS = 1000
 """Sessions named in one answer about a block."""
 
 _request_decoder = msgspec.msgpack.Decoder(MatchRequest)
 _reply_encoder = msgspec.msgpack.Encoder()
-_NOTHING = TierBlocks()
-
-
-@dataclass(slots=True)
-class IndexerCounters:
-    """Since the start."""
-
-    batches: int = 0
-    blocks_stored: int = 0
-    blocks_removed: int = 0
-    matches: int = 0
-    bad_questions: int = 0
-    refused: int = 0
-    parity_alarms: int = 0
 
 
 class IndexerCore:
-    """A complete index. ``epoch``: Unix ms of this indexer's start."""
+    """An indexer. ``epoch``: Unix ms of its start."""
 
     def __init__(self, settings: IndexerSettings, epoch: int) -> None:
         self.name = settings.instance or "indexer-1"
-        self.index = PrefixIndex(IndexLimits(max_blocks=settings.max_blocks))
-        self.workers: dict[str, Worker] = {}
-        self.sources: dict[str, dict[int, Source]] = {}
+        self.replica = Replica(settings.replica(), self.name)
         self.sessions = SessionTable(settings.sessions, settings.session_bytes)
-        self.parts = PartsAssembler()
-        self.counters = IndexerCounters()
-        self.rejected: Counter[str] = Counter()
-        self.gaps: Counter[tuple[str, str]] = Counter()
-        self.predicted: Counter[str] = Counter()
-        self.reported: Counter[str] = Counter()
-        self._settings = settings
+        self.bad_questions = 0
         self._epoch = epoch
         self._seq = 0
-        self._limits = Limits(hold_batches=settings.hold_limit, backoff_s=settings.snapshot_retry_s)
-        self._rules = ParityRules(
-            window=settings.parity_window,
-            min_requests=settings.parity_min_requests,
-            alarm_ratio=settings.parity_alarm_ratio,
-            floor_tokens=settings.parity_floor_tokens,
-            silent_requests=settings.silent_requests,
-        )
-        self._queue = SnapshotQueue(
-            settings.snapshots_at_once, settings.snapshot_retry_s, settings.snapshot_retry_max_s
-        )
-        self._pools: dict[str, tuple[str, ...]] = {}
-        self._deaf = False
 
     def handle(self, event: IndexerEvent, now: float) -> list[IndexerEffect]:
         """What to do about ``event``, in this order. ``now``: Unix seconds."""
-        effects: list[IndexerEffect] = []
         match event:
-            case BatchReceived():
-                self._batch(event.headers, event.payload, now, effects)
-            case WorkerSeen():
-                self._seen(event.state, now, effects)
-            case SnapshotReceived():
-                self._restored(event, now, effects)
-            case SnapshotFailed():
-                if self._queue.close(event.worker, event.ticket):
-                    self._snapshot_failed(event.worker, event.reason, now, effects)
             case DecisionSeen():
                 decision = event.decision
                 identity = decision.identity
                 self.sessions.placed(identity.key, identity.parent, decision.model, decision.worker, decision.rank)
-            case RequestEnded():
-                self._ended(event.end, now, effects)
-            case Tick():
-                self._tick(event.connected, now, effects)
-        effects += self._queue.ask(now)
-        return effects
+                return []
+            case SourceChanged():
+                return [self._fact(event, now)]
 
-    def catching_up(self) -> list[str]:
-        """``worker/rank`` of the sources that are on their way."""
-        return sorted(f"{s.worker}/{s.rank}" for s in self.all_sources() if s.health == "catching_up")
-
-    # Questions
-
-    def match(self, payload: bytes) -> bytes:
+    def match(self, payload: bytes, now: float) -> bytes:
         """Answer ``tg.v1.index.match``: one decode, one look into the index, one encode."""
         try:
             request = _request_decoder.decode(payload)
-            if len(request.chain) % HASH_BYTES:
-                raise BadQuestionError("bad_chain", f"a chain is whole u64 hashes, not {len(request.chain)} bytes")
-            found = {(match.worker, match.rank): match for match in self.index.match(request.chain)}
+            reply = self.replica.match(request, now)
         except (*UNDECODABLE, BadQuestionError) as error:
-            self.counters.bad_questions += 1
+            self.bad_questions += 1
             reason = getattr(error, "reason", BadMessageError.reason)
             return _reply_encoder.encode(MatchReply(indexer=self.name, error=f"{reason}: {error}"))
-        self.counters.matches += 1
         if request.session is not None and request.chain:
             self.sessions.asked(request.session, request.model, request.block_size, request.chain)
-        matches: list[WorkerMatch] = []
-        for name in self._pool(request.model):
-            misfit = _misfit(self.workers[name].state, request)
-            for rank, source in self.sources[name].items():
-                health: SourceHealth = source.health
-                reason = source.reason
-                if misfit is not None:
-                    health, reason = "blind", misfit
-                match = found.get((name, rank)) if health != "blind" else None
-                blocks = (
-                    _NOTHING
-                    if match is None
-                    else TierBlocks(device=match.device, host=match.host, disk=match.disk, external=match.external)
-                )
-                matches.append(
-                    WorkerMatch(
-                        worker=name,
-                        rank=rank,
-                        blocks=blocks,
-                        health=health,
-                        reason=reason,
-                        resident_blocks=self.index.resident(name, rank),
-                    )
-                )
-        return _reply_encoder.encode(MatchReply(indexer=self.name, matches=tuple(matches)))
+        return _reply_encoder.encode(reply)
 
-    def session(self, payload: bytes) -> bytes:
+    def session(self, payload: bytes, now: float) -> bytes:
         """Answer ``tg.v1.index.session`` (JSON): a session's frontier and residency, or a block's sessions."""
         try:
             query = from_json(payload, SessionQuery)
@@ -199,18 +71,18 @@ class IndexerCore:
                 raise BadMessageError("a question names either a session or a block")
             if query.block is not None:
                 block = int(query.block, 16)
-                if not 0 <= block < 1 << 64:
+                if not 0 <= block < 1 << 8 * HASH_BYTES:
                     raise BadMessageError("a block is the hex of a u64")
                 return to_json(SessionResidency(sessions=tuple(islice(self.sessions.holding(block), MAX_SESSIONS))))
         except (BadMessageError, ValueError) as error:
-            self.counters.bad_questions += 1
+            self.bad_questions += 1
             return to_json(SessionResidency(error=f"bad_message: {error}"))
         assert query.session is not None
         known = self.sessions.get(query.session)
         if known is None:
             return to_json(SessionResidency(session=query.session, error="unknown_session"))
         asked = MatchRequest(model=known.model, block_size=known.block_size, chain=known.chain)
-        reply = msgspec.msgpack.decode(self.match(_reply_encoder.encode(asked)), type=MatchReply)
+        reply = self.replica.match(asked, now)
         return to_json(
             SessionResidency(
                 session=known.session,
@@ -221,266 +93,19 @@ class IndexerCore:
             )
         )
 
-    def _pool(self, model: str) -> tuple[str, ...]:
-        """Workers that serve ``model``; remembered until a worker comes, goes or serves other names."""
-        pool = self._pools.get(model)
-        if pool is None:
-            pool = tuple(sorted(name for name, worker in self.workers.items() if model in worker.models))
-            if pool:
-                self._pools[model] = pool
-        return pool
-
-    # Batches and streams
-
-    def _batch(self, headers: KvHeaders, payload: bytes, now: float, effects: list[IndexerEffect]) -> None:
-        whole = self.parts.add(headers, payload, now)
-        if whole is None:
-            return
-        source = self._source(headers.worker, headers.rank, now)
-        if source is None:
-            return
-        live = LiveBatch(headers.seq, whole, headers.incarnation, headers.first)
-        self._feed(source, live, now, effects)
-        self._tell(source, now, effects)
-
-    def _source(self, worker: str, rank: int, now: float) -> Source | None:
-        """The source, new if need be; ``None`` beyond the bound on workers."""
-        ranks = self.sources.get(worker)
-        if ranks is None:
-            if len(self.sources) >= MAX_WORKERS:
-                self.counters.refused += 1
-                return None
-            ranks = self.sources[worker] = {}
-        source = ranks.get(rank)
-        if source is None:
-            if sum(map(len, self.sources.values())) >= MAX_SOURCES:
-                self.counters.refused += 1
-                return None
-            source = ranks[rank] = Source.new(worker, rank, self._limits, self._rules, now)
-        return source
-
-    def _feed(self, source: Source, event: StreamEvent, now: float, effects: list[IndexerEffect]) -> None:
-        worker, rank = source.worker, source.rank
-        for effect in source.machine.handle(event, now):
-            match effect:
-                case Deliver():
-                    self._apply(source, effect.payload)
-                case Clear():
-                    self.index.clear_rank(worker, rank)
-                    source.parity.restarted()
-                    self.gaps[worker, effect.reason] += 1
-                    fields = {"worker": worker, "rank": rank, "reason": effect.reason}
-                    effects.append(Say("source_cleared", fields, warning=True))
-                case Fetch():
-                    source.wants = effect.token
-                    self.gaps[worker, "asked"] += 1
-                    self._queue.want(worker)
-                case StateChanged():
-                    pass  # `_tell` asks the machine
-
-    def _apply(self, source: Source, payload: bytes) -> None:
-        """Apply one engine batch. What is malformed is counted and left out, the rest stands."""
-        self.counters.batches += 1
-        source.parity.event()
-        try:
-            batch = decode_batch(payload)
-        except BadBatchError as error:
-            self.rejected[error.reason] += 1
-            return
-        result = self.index.apply(source.worker, source.rank, batch)
-        self.rejected += result.rejected
-        self.counters.blocks_stored += result.stored
-        self.counters.blocks_removed += result.removed
-
-    # Snapshots
-
-    def prepare(self, worker: str, marks: Iterable[RankMark], dump: bytes) -> Steps[PreparedRanks]:
-        """The ranks of a dump that ``marks`` speak of, for `SnapshotReceived`; in steps, between which events are
-        handled as ever. Raises `BadDumpError`."""
-        return self.index.prepare(dump, {(worker, mark.rank) for mark in marks})
-
-    def _restored(self, event: SnapshotReceived, now: float, effects: list[IndexerEffect]) -> None:
-        if not self._queue.close(event.worker, event.ticket):
-            return
-        worker = event.worker
-        marks = {mark.rank: mark for mark in event.marks}
-        usable = {
-            (worker, source.rank): source
-            for source in self._wanting(worker)
-            if (mark := marks.get(source.rank)) is not None
-            and source.wants is not None
-            and source.machine.accepts(source.wants, mark.incarnation, mark.seq)
-        }
-        loaded = self.index.adopt(event.prepared, usable.keys())
-        for key, source in usable.items():
-            if key not in loaded:
-                self.index.clear_rank(*key)  # a rank that holds nothing is not in the dump
-            mark, token = marks[source.rank], source.wants
-            assert token is not None
-            source.wants = None
-            self._feed(source, Restored(token, mark.incarnation, mark.seq), now, effects)
-            self.gaps[worker, "restored"] += 1
-            self._tell(source, now, effects)
-        self._queue.succeeded(worker)
-        if any(self._wanting(worker)):
-            self._snapshot_failed(worker, "stale_snapshot", now, effects)
-
-    def _snapshot_failed(self, worker: str, reason: str, now: float, effects: list[IndexerEffect]) -> None:
-        self._queue.failed(worker, now)
-        self.gaps[worker, reason] += 1
-        effects.append(Say("snapshot_failed", {"worker": worker, "reason": reason}, warning=True))
-        for source in self._wanting(worker):
-            token, source.wants = source.wants, None
-            assert token is not None
-            self._feed(source, FetchFailed(token, reason), now, effects)
-            self._tell(source, now, effects)
-
-    def _wanting(self, worker: str) -> list[Source]:
-        return [source for source in self.sources.get(worker, {}).values() if source.wants is not None]
-
-    # Workers
-
-    def _seen(self, state: WorkerState, now: float, effects: list[IndexerEffect]) -> None:
-        name = state.worker
-        known = self.workers.get(name)
-        if known is not None and (state.epoch, state.seq) < (known.state.epoch, known.state.seq):
-            return
-        if state.health == "left":
-            self._remove(name, "left", now, effects)
-            return
-        if self._source(name, 0, now) is None:
-            return
-        worker = Worker.new(state, now)
-        self.workers[name] = worker
-        self._queue.seen(name)
-        if known is not None and known.state.epoch != state.epoch:
-            for known_source in self.sources[name].values():
-                known_source.machine.forget_retired()
-        if known is None or known.models != worker.models:
-            self._pools.clear()
-        for rank in range(state.profile.ranks):
-            self._source(name, rank, now)
-        streams = {stream.rank: stream for stream in state.streams}
-        for rank, stream in streams.items():
-            source = self._source(name, rank, now)
-            if source is not None and stream.incarnation:
-                self._feed(source, Heartbeat(stream.incarnation, stream.seq), now, effects)
-        for rank, source in list(self.sources[name].items()):
-            source.stream = streams.get(rank)
-            if rank >= state.profile.ranks and rank not in streams and state.health != "starting":
-                self._drop(source, "left", now, effects)
-            else:
-                self._tell(source, now, effects)
-
-    def _remove(self, worker: str, reason: str, now: float, effects: list[IndexerEffect]) -> None:
-        if worker not in self.sources:
-            return
-        effects.append(Say("worker_gone", {"worker": worker, "reason": reason}, warning=reason != "left"))
-        for source in list(self.sources[worker].values()):
-            self._drop(source, reason, now, effects)
-        self.sources.pop(worker, None)
-        self.workers.pop(worker, None)
-        self.index.remove_worker(worker)
-        self.parts.forget(worker)
-        self._queue.forget(worker)
-        self._pools.clear()
-        for counted in (self.predicted, self.reported):
-            counted.pop(worker, None)
-        for key in [key for key in self.gaps if key[0] == worker]:
-            del self.gaps[key]
-
-    def _drop(self, source: Source, reason: str, now: float, effects: list[IndexerEffect]) -> None:
-        del self.sources[source.worker][source.rank]
-        self.index.clear_rank(source.worker, source.rank)
-        source.health, source.reason = "blind", reason
-        effects.append(self._fact(source, now))
-
-    def _ended(self, end: RequestEnd, now: float, effects: list[IndexerEffect]) -> None:
-        if end.outcome != "completed" or end.worker is None or end.rank is None:
-            return
-        source = self.sources.get(end.worker, {}).get(end.rank)
-        worker = self.workers.get(end.worker)
-        if source is None or worker is None or source.stream is None:
-            return
-        predicted, reported = end.predicted_cached_tokens, end.usage.cached_tokens
-        if predicted is not None and reported is not None:
-            self.predicted[end.worker] += predicted
-            self.reported[end.worker] += reported
-        before = source.parity.problem
-        source.parity.ended(end.usage.input_tokens or 0, worker.state.profile.block_size or 0, predicted, reported)
-        after = source.parity.problem
-        if after is not None and after != before:
-            self.counters.parity_alarms += 1
-            fields = {"worker": end.worker, "rank": end.rank, "reason": after}
-            effects.append(Say("source_approximate", fields, warning=True))
-        self._tell(source, now, effects)
-
-    def _tick(self, connected: bool, now: float, effects: list[IndexerEffect]) -> None:
-        if not connected:
-            self._deaf = True
-            return
-        if self._deaf:
-            # Nobody could be heard; silence counts from now.
-            self._deaf = False
-            for worker in self.workers.values():
-                worker.heard_at = now
-        for source in self.all_sources():
-            wake_at = source.machine.wake_at
-            if wake_at is not None and now >= wake_at:
-                self._feed(source, StreamTick(), now, effects)
-                self._tell(source, now, effects)
-        self.parts.expire(now - UNFINISHED_S)
-        limit = now - self._settings.worker_lost_s
-        lost = [name for name, worker in self.workers.items() if worker.heard_at < limit]
-        strays = [
-            name
-            for name, ranks in self.sources.items()
-            if name not in self.workers and all(source.since < limit for source in ranks.values())
-        ]
-        for name in (*lost, *strays):
-            self._remove(name, "lost", now, effects)
-
-    # What it says
-
-    def _tell(self, source: Source, now: float, effects: list[IndexerEffect]) -> None:
-        """Publish the source's health when it, its reason or its incarnation has changed."""
-        worker = self.workers.get(source.worker)
-        health, reason = source.judge(worker.state if worker is not None else None)
-        told = (health, reason, source.machine.incarnation)
-        if told == source.told:
-            return
-        source.told = told
-        effects.append(self._fact(source, now))
-        fields = {"worker": source.worker, "rank": source.rank, "health": health, "reason": reason}
-        effects.append(Say("source", fields))
-
-    def _fact(self, source: Source, now: float) -> Publish:
+    def _fact(self, change: SourceChanged, now: float) -> Publish:
         fact = IndexSource(
             source=self.name,
             epoch=self._epoch,
             seq=self._seq,
             at_ms=round(now * 1000),
-            worker=source.worker,
-            rank=source.rank,
-            health=source.health,
-            reason=source.reason,
-            incarnation=source.machine.incarnation or "",
-            seq_applied=source.machine.last,
-            blocks=self.index.resident(source.worker, source.rank),
+            worker=change.worker,
+            rank=change.rank,
+            health=change.health,
+            reason=change.reason,
+            incarnation=change.incarnation,
+            seq_applied=change.applied,
+            blocks=change.blocks,
         )
         self._seq += 1
-        return Publish(subjects.index_source(source.worker, source.rank), to_json(fact))
-
-    def all_sources(self) -> Iterator[Source]:
-        """Every (worker, rank) that is known of."""
-        for ranks in self.sources.values():
-            yield from ranks.values()
-
-
-def _misfit(state: WorkerState, request: MatchRequest) -> str | None:
-    """Why a worker of this name is not of this question's pool."""
-    if not request.chain:
-        return None
-    if state.profile.block_size != request.block_size:
-        return "block_size"
-    return "salt_rule" if state.profile.salt_rule != request.salt_rule else None
+        return Publish(subjects.index_source(change.worker, change.rank), to_json(fact))

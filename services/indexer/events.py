@@ -1,52 +1,11 @@
-"""What happens to an indexer: batches, facts about workers and requests, and snapshots that it asked for.
-
-Questions (`core.match`, `core.session`) are answered by a direct call: they are the hot path.
-"""
+"""What happens to an indexer beside its replica (whose events are `replica.events`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcore.index import PreparedRanks
+from replica.effects import SourceChanged
 from schemas.decision import Decision
-from schemas.kv import KvHeaders, RankMark
-from schemas.request import RequestEnd
-from schemas.worker import WorkerState
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReceived:
-    """One message of ``tg.v1.kv.<worker>.<rank>``, whole or a part."""
-
-    headers: KvHeaders
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSeen:
-    """A heartbeat of a bridge."""
-
-    state: WorkerState
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotReceived:
-    """A bridge's dump, fetched from the object store and prepared by `IndexerCore.prepare`. What is left of
-    ``prepared`` afterwards must be discarded."""
-
-    worker: str
-    ticket: int
-    marks: tuple[RankMark, ...]
-    prepared: PreparedRanks
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotFailed:
-    """The question or the fetch failed; ``reason`` as in the error raised."""
-
-    worker: str
-    ticket: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +15,4 @@ class DecisionSeen:
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
-    """A request ended; carries predicted and reported cached tokens."""
-
-    end: RequestEnd
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passes, several times a second: silent workers are lost, postponed snapshots are asked for.
-
-    ``connected``: whether the bus is there and could be listened to; while not, silence says nothing.
-    """
-
-    connected: bool = True
-
-
-IndexerEvent = BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | DecisionSeen | RequestEnded | Tick
+IndexerEvent = DecisionSeen | SourceChanged

@@ -60,9 +60,10 @@ MAY_IMPORT = {
     "web": frozenset[str](),
     "kvcore": frozenset[str](),
     "bus": frozenset({"schemas", "web"}),
-    "services": frozenset({"schemas", "bus", "web", "kvcore"}),
-    "load": frozenset({"schemas", "bus", "web", "kvcore", "services"}),
-    "tidegate": frozenset({"schemas", "bus", "web", "kvcore", "services", "load"}),
+    "replica": frozenset({"schemas", "bus", "kvcore"}),
+    "services": frozenset({"schemas", "bus", "web", "kvcore", "replica"}),
+    "load": frozenset({"schemas", "bus", "web", "kvcore", "replica", "services"}),
+    "tidegate": frozenset({"schemas", "bus", "web", "kvcore", "replica", "services", "load"}),
 }
 """Package to the packages below it; every package may import itself, a service only itself among the services."""
 
@@ -87,11 +88,12 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_shell(path: Path) -> bool:
-    """Whether a file of a service may do I/O: ``services/<name>/shell*``, ``config.py``, ``__main__.py``."""
-    room = path.relative_to(ROOT / "services").parts
-    if len(room) < 2:
+    """Whether a file of a service or of the replica may do I/O: its ``shell*``, ``config.py``, ``__main__.py``."""
+    parts = path.relative_to(ROOT).parts
+    room = parts[2:] if parts[0] == "services" else parts[1:]
+    if not room:
         return False
-    name = room[1].removesuffix(".py")
+    name = room[0].removesuffix(".py")
     return name in SHELLS or name.startswith("shell")
 
 
@@ -100,11 +102,12 @@ def is_in(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
-CORES = [path for path in modules("services") if not is_shell(path)]
+CORES = [path for package in ("services", "replica") for path in modules(package) if not is_shell(path)]
 
 
 def test_there_are_cores_to_check() -> None:
-    """The rules below look at real files: at least one core of every service."""
+    """The rules below look at real files: at least one core of every service, and the replica's."""
+    assert ROOT / "replica" / "core.py" in CORES
     assert {path.relative_to(ROOT).parts[1] for path in CORES} >= {
         "admission",
         "bridge",
@@ -140,7 +143,7 @@ def test_a_core_calls_nothing_that_goes_around_its_imports(path: Path) -> None:
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_imports_point_one_way(package: str) -> None:
-    """schemas, web, kvcore <- bus <- services <- load <- tidegate; services never import each other."""
+    """schemas, web, kvcore <- bus <- replica <- services <- load <- tidegate; services never import each other."""
     guilty = []
     for path in modules(package):
         own = path.relative_to(ROOT).parts
@@ -162,6 +165,7 @@ def test_cores_do_not_import_their_shell() -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in CORES
         for line, name in imports(path)
-        if name.startswith("services.") and len(name.split(".")) > 2 and name.split(".")[2].startswith("shell")
+        if (name.startswith("services.") and len(name.split(".")) > 2 and name.split(".")[2].startswith("shell"))
+        or name.startswith("replica.shell")
     ]
     assert guilty == []

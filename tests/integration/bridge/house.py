@@ -11,13 +11,13 @@ from bus.interface import Bus, BusMessage
 from bus.nats import connect
 from bus.tasks import Tasks
 from kvcore.hashing import chain_hashes, pack_tokens
+from replica.source import Source
 from schemas.base import from_json
 from schemas.worker import WorkerState
 from services.bridge.config import BridgeSettings
 from services.bridge.shell.service import BridgeService
 from services.indexer.config import IndexerSettings
 from services.indexer.shell.service import IndexerService
-from services.indexer.source import Source
 from tests.integration.bridge.scripted_engine import ScriptedEngine
 
 WAIT_S = 10.0
@@ -129,14 +129,14 @@ async def running_indexer(url: str, **changes: object) -> AsyncIterator[IndexerS
 
 def source_of(indexer: IndexerService, rank: int = 0, worker: str = "w") -> Source:
     """A source that must be known by now."""
-    return indexer.core.sources[worker][rank]
+    return indexer.core.replica.sources[worker][rank]
 
 
 async def until_applied(indexer: IndexerService, seq: int, rank: int = 0) -> None:
     """The indexer is synced (or as synced as it will be) with batch ``seq`` of worker ``w``."""
 
     def applied() -> bool:
-        source = indexer.core.sources.get("w", {}).get(rank)
+        source = indexer.core.replica.sources.get("w", {}).get(rank)
         return source is not None and source.machine.last == seq and source.health in ("synced", "approximate")
 
     await until(applied, f"batch {seq} of rank {rank} applied")

@@ -92,7 +92,7 @@ async def test_late_indexer_and_late_bridge(url: str, bus: Bus) -> None:
             async with running_indexer(url) as indexer:
                 await until_applied(indexer, 4)
                 assert (await ask_one(bus, tokens(1))).blocks.reach == 1
-                assert indexer.core.gaps["w", "restored"] == 1
+                assert indexer.core.replica.gaps["w", "restored"] == 1
 
 
 async def test_gap_is_repaired_before_what_follows(url: str) -> None:
@@ -110,7 +110,7 @@ async def test_gap_is_repaired_before_what_follows(url: str) -> None:
                 event = removed([1]) if number == 5 else stored([1], tokens(1))
             await engine.publish(batch(event), lost=number in (4, 5, 6))
         await until_applied(indexer, 9)
-        ranks = indexer.core.index.content()
+        ranks = indexer.core.replica.index.content()
         own = int.from_bytes(chain_of_prompt(tokens(1), BLOCK), "little")
         assert ranks["w", 0][own] == ((0, 0, 1),)
         assert len(ranks["w", 0]) == 8
@@ -177,10 +177,10 @@ async def test_mixed_encodings(url: str) -> None:
             )
         )
         await until_applied(indexer, 0)
-        assert indexer.core.counters.blocks_stored == 2
-        assert indexer.core.counters.blocks_removed == 1
-        assert indexer.core.rejected == {"bad_field": 1}
-        assert indexer.core.index.resident("w", 0) == 1
+        assert indexer.core.replica.counters.blocks_stored == 2
+        assert indexer.core.replica.counters.blocks_removed == 1
+        assert indexer.core.replica.rejected == {"bad_field": 1}
+        assert indexer.core.replica.index.resident("w", 0) == 1
 
 
 async def test_two_ranks(url: str, bus: Bus) -> None:
@@ -205,7 +205,7 @@ async def test_worker_without_events_is_blind(url: str, bus: Bus) -> None:
         running_indexer(url) as indexer,
         running_bridge(engine, url, kv_events=(), kv_replay=()),
     ):
-        await until(lambda: "w" in indexer.core.workers, "the worker is known")
+        await until(lambda: "w" in indexer.core.replica.workers, "the worker is known")
         match = await ask_one(bus, tokens(2))
         assert (match.health, match.reason, match.blocks.reach) == ("blind", "no_events", 0)
 
@@ -220,7 +220,7 @@ async def test_mismatched_worker_is_blind(url: str, bus: Bus) -> None:
         await engine.publish(batch(stored([1], list(range(64)), block_size=64)))
 
         def quarantined() -> bool:
-            worker = indexer.core.workers.get("w")
+            worker = indexer.core.replica.workers.get("w")
             return worker is not None and worker.state.health == "mismatch"
 
         await until(quarantined, "mismatch")
@@ -237,12 +237,12 @@ async def test_leaving_and_silence(url: str, bus: Bus) -> None:
         await engine.publish(batch(stored([1], tokens(1))))
         async with running_bridge(engine, url):
             await until_applied(indexer, 0)
-        await until(lambda: "w" not in indexer.core.workers, "left")
+        await until(lambda: "w" not in indexer.core.replica.workers, "left")
         assert (await ask(bus, tokens(1))).matches == ()
         await until(lambda: health_facts(facts)[-1] == ("blind", "left"), "left is a fact")
         async with running_bridge(engine, url, heartbeat_interval_s=30.0):
             await until_applied(indexer, 0)
-            await until(lambda: "w" not in indexer.core.workers, "lost")
+            await until(lambda: "w" not in indexer.core.replica.workers, "lost")
             await until(lambda: health_facts(facts)[-1] == ("blind", "lost"), "lost is a fact")
         async with running_bridge(engine, url):
             await until_applied(indexer, 0)
@@ -257,8 +257,8 @@ async def test_an_indexer_that_could_not_listen_loses_nobody(url: str, bus: Bus)
         async with running_bridge(engine, url):
             await until_applied(indexer, 0)
             time.sleep(0.8)  # noqa: ASYNC251 - the loop is to be blocked
-            heard_at = indexer.core.workers["w"].heard_at
-            await until(lambda: indexer.core.workers["w"].heard_at > heard_at + 0.5, "heard again")
+            heard_at = indexer.core.replica.workers["w"].heard_at
+            await until(lambda: indexer.core.replica.workers["w"].heard_at > heard_at + 0.5, "heard again")
             assert ("blind", "lost") not in health_facts(facts)
 
 
@@ -290,7 +290,7 @@ async def test_parity_alarm(url: str, bus: Bus) -> None:
             )
             bus.publish(subjects.request("end", "tiny"), to_json(end))
         await until(lambda: health_facts(facts)[-1] == ("approximate", "parity"), "approximate is a fact")
-        assert (indexer.core.predicted["w"], indexer.core.reported["w"]) == (1600, 0)
+        assert (indexer.core.replica.predicted["w"], indexer.core.replica.reported["w"]) == (1600, 0)
         assert (await ask_one(bus, tokens(1))).blocks.reach == 1
 
 

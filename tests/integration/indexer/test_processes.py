@@ -145,19 +145,19 @@ async def test_bridge_killed_under_load(url: str, tmp_path: Path) -> None:
         load = Load(engine)
         async with bridge_process(engine, url, tmp_path, "bridge-a") as first:
             await load.run(8)
-            await until(lambda: indexer.core.index.resident("w", 0) > 0, "something is indexed")
+            await until(lambda: indexer.core.replica.index.resident("w", 0) > 0, "something is indexed")
             await first.kill()
         await load.run(8)
         async with bridge_process(engine, url, tmp_path, "bridge-b") as second:
             await load.run(8)
             truth, last = await resident(engine)
-            await until(lambda: indexer.core.sources["w"][0].machine.last == last, f"batch {last}")
-            source = indexer.core.sources["w"][0]
+            await until(lambda: indexer.core.replica.sources["w"][0].machine.last == last, f"batch {last}")
+            source = indexer.core.replica.sources["w"][0]
             assert source.health == "synced"
-            assert set(indexer.core.index.content()["w", 0]) == truth
+            assert set(indexer.core.replica.index.content()["w", 0]) == truth
             assert source.machine.counters.cleared == 0
             assert (await second.stop()) == 0
-        await until(lambda: "w" not in indexer.core.workers, "left is said on a clean stop")
+        await until(lambda: "w" not in indexer.core.replica.workers, "left is said on a clean stop")
 
 
 async def test_engine_address_is_enough(url: str, tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ async def test_engine_address_is_enough(url: str, tmp_path: Path) -> None:
     ):
         await Load(engine).run(2)
         truth, last = await resident(engine)
-        await until(lambda: "w" in indexer.core.sources, "the worker is known")
-        await until(lambda: indexer.core.sources["w"][0].machine.last == last, f"batch {last}")
-        assert set(indexer.core.index.content()["w", 0]) == truth
+        await until(lambda: "w" in indexer.core.replica.sources, "the worker is known")
+        await until(lambda: indexer.core.replica.sources["w"][0].machine.last == last, f"batch {last}")
+        assert set(indexer.core.replica.index.content()["w", 0]) == truth
 
 
 async def test_wrong_setting_ends_with_a_sentence(tmp_path: Path) -> None:

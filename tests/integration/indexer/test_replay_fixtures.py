@@ -64,7 +64,7 @@ async def test_captured_stream(url: str, name: str) -> None:
             if number % CHECK_EVERY == CHECK_EVERY - 1 or number == len(payloads) - 1:
                 await until_applied(indexer, number)
                 expected = meant_by(payloads[: number + 1]).content()
-                assert indexer.core.index.content() == expected
+                assert indexer.core.replica.index.content() == expected
                 most = max(most, blocks(expected))
         assert source_of(indexer).health == "synced"
         assert most > 0
@@ -91,7 +91,7 @@ async def test_captured_numbers_with_their_holes(url: str) -> None:
         for _, seq, payload in messages:
             await engine.publish(payload, seq=seq)
         await until_applied(indexer, messages[-1][1])
-        assert indexer.core.index.content() == meant_by(after).content()
+        assert indexer.core.replica.index.content() == meant_by(after).content()
         # Batch 91 empties the pool (AllBlocksCleared), so nothing is missing from then on.
         assert source_of(indexer).health == "synced"
 
@@ -114,7 +114,7 @@ async def test_two_ranks_as_captured(url: str) -> None:
             expected.apply("w", rank, decode_batch(payload))
         for rank in (0, 1):
             await until_applied(indexer, 0, rank)
-        assert indexer.core.index.content() == expected.content()
+        assert indexer.core.replica.index.content() == expected.content()
 
 
 async def test_restart_as_captured(url: str) -> None:
@@ -135,4 +135,4 @@ async def test_restart_as_captured(url: str) -> None:
         for _, seq, payload in after:
             await engine.publish(payload, seq=seq, lost=True)
         await until_applied(indexer, after[-1][1])
-        assert indexer.core.index.content() == meant_by([payload for _, _, payload in after]).content()
+        assert indexer.core.replica.index.content() == meant_by([payload for _, _, payload in after]).content()

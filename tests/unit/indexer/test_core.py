@@ -1,374 +1,75 @@
-"""The indexer's core: recovery over the bus hop, health of sources, answers. No bus, no clock."""
+"""The indexer's core: the questions it answers beside its replica, and what it says of its sources."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bus.errors import SettingsError
-from kvcore import dump as kvcore_dump
-from schemas.base import from_msgpack, to_msgpack
-from schemas.index import MatchReply, MatchRequest
-from schemas.kv import KvHeaders, RankMark
-from schemas.request import Usage
-from schemas.worker import RankStream, WorkerProfile
+from replica.config import ReplicaSettings
+from replica.effects import SourceChanged
+from schemas.base import from_json, from_msgpack, to_json, to_msgpack
+from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
+from schemas.session import SessionKey
 from services.indexer.config import IndexerSettings
-from services.indexer.events import (
-    BatchReceived,
-    Tick,
-)
-from tests.unit.indexer.bridge import BLOCK, bridge, chain, ended, removed, stored
+from services.indexer.core import IndexerCore
+from tests.unit.replica.bridge import BLOCK, bridge, chain, stored
+
+SESSION = SessionKey(family="dynamo", root="s")
 
 
-def test_stream_from_its_first_batch() -> None:
-    """An indexer that heard the marked first batch needs no snapshot, whatever its number."""
-    at = bridge()
-    at.beat()
-    at.seq = 6
-    for number in range(3):
-        at.publish(stored(number))
-    assert at.asked == []
-    assert (at.match().health, at.match().blocks.reach) == ("synced", 1)
-    assert at.told()[-1] == ("synced", None)
-
-
-def test_late_start_asks_the_bridge() -> None:
-    """User case A2: in the middle of an unknown incarnation: hold, ask, load, go on."""
-    at = bridge()
-    for number in range(5):
-        at.publish(stored(number), heard=False)
-    at.publish(stored(5))
-    at.beat()
-    assert len(at.asked) == 1
-    at.publish(stored(6))
-    at.answer()
-    assert at.content() == at.expected()
-    assert at.match().health == "synced"
-
-
-def test_questions_go_only_to_bridges_that_are_known() -> None:
-    """Batches of a worker that has not introduced itself wait for its heartbeat."""
-    at = bridge()
-    at.publish(stored(0), heard=False)
-    at.publish(stored(1))
-    assert at.asked == []
-    at.beat()
-    assert [question.worker for question in at.asked] == ["w"]
-
-
-def test_gap_on_the_bus_is_repaired() -> None:
-    """A batch lost on the bus: what follows waits for the snapshot; duplicates are dropped."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-    at.publish(removed(0), heard=False)
-    at.publish(stored(0))
-    assert at.match().health == "catching_up"
-    at.answer()
-    assert at.content() == at.expected()
-    at.give(BatchReceived(KvHeaders(worker="w", rank=0, incarnation="1000.0", seq=2), stored(0)))
-    assert at.content() == at.expected()
-
-
-def test_lost_tail_shows_in_the_heartbeats() -> None:
-    """Nothing comes after the lost batch: the second heartbeat that names it makes the indexer ask."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-    at.publish(stored(1), heard=False)
-    at.beat()
-    at.beat()
-    at.answer()
-    assert at.content() == at.expected()
-    assert at.match().health == "synced"
-
-
-def test_new_incarnation_clears() -> None:
-    """User case A3: the old blocks go with the first word of the new incarnation, batch or heartbeat."""
-    for heartbeat in (True, False):
-        at = bridge()
-        at.beat()
-        at.publish(stored(0))
-        at.restart("2000.0")
-        if heartbeat:
-            at.beat()
-            assert at.content() == {}
-        at.publish(stored(1))
-        assert at.content() == at.expected()
-        assert at.match(0).blocks.reach == 0
-        assert at.match(1).blocks.reach == 1
-
-
-def test_restart_while_a_snapshot_is_open() -> None:
-    """The question was asked for the old incarnation; its answer serves the new one's hole, or another is asked for."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-    at.publish(stored(1), heard=False)
-    at.publish(stored(2))
-    stale = at.asked[0]
-    old = at.index.dump()
-    at.restart("2000.0")
-    at.publish(stored(3), heard=False)
-    at.publish(stored(4))
-    at.snapshot(stale, (RankMark(rank=0, incarnation="1000.0", seq=2),), old)
-    assert at.match(0).blocks.reach == 0
-    del at.asked[0]
-    for _ in range(5):
-        at.beat()
-        at.answer()
-        at.tick(0.5)
-    assert at.content() == at.expected()
-    assert at.match(4).health == "synced"
-
-
-def test_batches_that_arrive_while_a_snapshot_is_loaded() -> None:
-    """They wait or belong to a newer stream: a snapshot loaded in steps is whole, is the newest, or is not taken."""
-    at = bridge()
-    at.beat()
-    for number in range(4):
-        at.publish(stored(number), heard=number == 0)
-    at.publish(stored(4))
-    at.answer_slowly()
-    at.publish(stored(5))
-    at.load_on()
-    assert [at.match(number).blocks.reach for number in (0, 3, 5)] == [1, 0, 0]
-    while at.loading:
-        at.load_on()
-    assert (at.content(), at.match().health) == (at.expected(), "synced")
-    at.publish(stored(6), heard=False)
-    at.publish(stored(7))
-    at.tick(1.0)
-    at.answer_slowly()
-    at.restart("2000.0")
-    at.publish(stored(8))
-    while at.loading:
-        at.load_on()
-    assert (at.content(), at.match(8).health) == (at.expected(), "synced")
-    assert at.core.index.stats().unique == 1
-
-
-def test_snapshots_that_fail_are_asked_for_again_later() -> None:
-    """A bridge that does not answer: few questions, longer and longer apart; blind after a while, healed at the end."""
-    at = bridge()
-    at.publish(stored(0), heard=False)
-    at.beat()
-    asked = 0
-    for _ in range(100):
-        asked += len(at.asked)
-        at.fail()
-        at.tick(0.1)
-        at.beat()
-    assert 3 <= asked <= 12
-    assert (at.match().health, at.match().reason) == ("blind", "no_responders")
-    for _ in range(80):
-        at.answer()
-        at.tick(0.1)
-        at.beat()
-    assert at.content() == at.expected()
-    assert at.match().health == "synced"
-
-
-def test_damaged_snapshot_changes_nothing() -> None:
-    """A dump that is none is counted like any failure."""
-    at = bridge()
-    at.publish(stored(0), heard=False)
-    at.beat()
-    question = at.asked.pop()
-    at.snapshot(question, (RankMark(rank=0, incarnation="1000.0", seq=0),), b"junk")
-    assert at.core.gaps["w", "bad_dump"] == 1
-    at.snapshot(question, (), at.index.dump())
-    assert at.content() == {}
-
-
-def test_bridge_states_become_health() -> None:
-    """What the bridge says of its own stream is part of the judgement: on its way, incomplete, blind, mismatch."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-
-    def stream(state: str, reason: str | None) -> tuple[RankStream, ...]:
-        return (RankStream(rank=0, incarnation="1000.0", seq=0, state=state, reason=reason),)  # type: ignore[arg-type]
-
-    for told, health in (
-        (stream("synced", None), ("synced", None)),
-        (stream("catching_up", "reconnecting"), ("catching_up", "reconnecting")),
-        (stream("catching_up", "history_gone"), ("approximate", "history_gone")),
-        (stream("blind", "port_collision"), ("blind", "port_collision")),
-        ((), ("blind", "no_events")),
-    ):
-        at.beat(streams=told)
-        assert (at.match().health, at.match().reason) == health
-    at.beat("mismatch")
-    assert (at.match().health, at.match().reason, at.match().blocks.reach) == ("blind", "block_size", 0)
-
-
-def test_workers_come_and_go() -> None:
-    """User case A15: left at once, lost after silence; stale facts of an older bridge do not bring it back."""
-    at = bridge(worker_lost_s=5.0)
-    at.beat()
-    at.publish(stored(0))
-    at.tick(4.0)
-    assert "w" in at.core.workers
-    at.tick(2.0)
-    assert ("blind", "lost") in at.told()
-    assert at.core.index.ranks() == []
-    at.beat()
-    at.answer()
-    assert at.match().blocks.reach == 1
-    at.beat("left")
-    assert at.told()[-1] == ("blind", "left")
-    assert at.core.sources == {}
-
-
-def test_silence_while_the_bus_is_away_is_nobodys() -> None:
-    """While the indexer itself hears nothing, no worker is lost; its time counts from the return of the bus."""
-    at = bridge(worker_lost_s=5.0)
-    at.beat()
-    at.publish(stored(0))
-    at.now += 60.0
-    at.give(Tick(connected=False))
-    at.tick(1.0)
-    assert at.match().blocks.reach == 1
-    at.tick(6.0)
-    assert at.core.workers == {}
-
-
-def test_other_names_of_a_worker_are_in_its_pool() -> None:
-    """Adapters are models of the worker; a change of names is followed."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-
-    def pool(model: str) -> int:
-        request = MatchRequest(model=model, block_size=BLOCK, chain=chain(0))
-        return len(from_msgpack(at.core.match(to_msgpack(request)), MatchReply).matches)
-
-    assert (pool("tiny"), pool("lora-a")) == (1, 0)
-    profile = WorkerProfile(url="http://e", model="tiny", models=("tiny", "lora-a"), block_size=BLOCK)
-    at.beat(profile=profile)
-    assert (pool("tiny"), pool("lora-a")) == (1, 1)
-
-
-def test_requests_without_events_make_a_source_approximate() -> None:
-    """Blocks should have been stored and no event came: `approximate: no_events`, until one does."""
-    at = bridge(silent_requests=3)
-    at.beat()
-    at.publish(stored(0))
-    for number in range(3):
-        at.give(ended(number, Usage(input_tokens=100)))
-    assert (at.match().health, at.match().reason) == ("approximate", "no_events")
-    assert at.core.counters.parity_alarms == 1
-    at.publish(stored(1))
-    assert at.match().health == "synced"
+def core() -> IndexerCore:
+    return IndexerCore(IndexerSettings(instance="indexer-1"), 7)
 
 
 def test_bad_questions_get_an_answer() -> None:
     """Junk and broken chains are answered with a reason, and counted."""
-    core = bridge().core
+    at = core()
     for payload in (b"\xc1", b"", to_msgpack(MatchRequest(model="m", block_size=4, chain=b"123"))):
-        assert from_msgpack(core.match(payload), MatchReply).error is not None
-    assert core.counters.bad_questions == 3
+        assert from_msgpack(at.match(payload, 1.0), MatchReply).error is not None
+    assert at.bad_questions == 3
+
+
+def test_questions_that_name_a_session_tell_its_frontier() -> None:
+    """User case: where does this session's prefix end, and who holds it?"""
+    at = core()
+    worker = bridge()
+    worker.core = at.replica
+    worker.beat()
+    worker.publish(stored(0))
+    asked = MatchRequest(model="tiny", block_size=BLOCK, chain=chain(0), session=SESSION)
+    answer = from_msgpack(at.match(to_msgpack(asked), 1.0), MatchReply)
+    assert (answer.indexer, [match.blocks.reach for match in answer.matches]) == ("indexer-1", [1])
+    told = from_json(at.session(to_json(SessionQuery(session=SESSION)), 1.0), SessionResidency)
+    assert (told.depth, [match.worker for match in told.resident]) == (1, ["w"])
+
+
+def test_changes_of_health_become_numbered_facts() -> None:
+    """Each change of a source is a fact on the source's subject, numbered without a gap."""
+    at = core()
+    worker = bridge()
+    worker.core = at.replica
+    worker.beat()
+    worker.publish(stored(0))
+    changes = [effect for effect in worker.out if isinstance(effect, SourceChanged)]
+    facts = [from_json(effect.payload, IndexSource) for change in changes for effect in at.handle(change, 2.0)]
+    assert [fact.seq for fact in facts] == list(range(len(changes)))
+    assert (facts[-1].source, facts[-1].epoch, facts[-1].health) == ("indexer-1", 7, "synced")
+
+
+def test_every_setting_of_a_replica_is_a_key_of_the_indexer() -> None:
+    """The flat keys of old stay, with the replica's types and defaults, and reach it."""
+    own = {field.name: field for field in msgspec.structs.fields(IndexerSettings)}
+    for field in msgspec.structs.fields(ReplicaSettings):
+        assert (own[field.name].type, own[field.name].default) == (field.type, field.default)
+    assert IndexerSettings(hold_limit=7, parity_floor_tokens=3).replica() == ReplicaSettings(
+        hold_limit=7, parity_floor_tokens=3
+    )
 
 
 def test_settings_name_their_key() -> None:
-    """Every mistake names its key."""
-    for key, values in {
-        "max_blocks": {"max_blocks": 0},
-        "snapshot_retry_max_s": {"snapshot_retry_max_s": 0.1},
-        "parity_min_requests": {"parity_min_requests": 100},
-        "parity_alarm_ratio": {"parity_alarm_ratio": 2.0},
-    }.items():
+    """A mistake names its key, in the replica's part too."""
+    for key, values in {"max_blocks": {"max_blocks": 0}, "sessions": {"sessions": 0}}.items():
         with pytest.raises(SettingsError) as caught:
             IndexerSettings(**values)  # type: ignore[arg-type]  # wrong on purpose
         assert caught.value.key == key
-
-
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["store", "store", "remove", "beat", "answer", "answer slowly", "fail", "tick", "restart"]),
-        st.integers(0, 5),
-        st.booleans(),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(actions=actions)
-def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) -> None:
-    """Whatever is lost on the bus, in whatever order facts and snapshots come, and whatever happens while one is being
-    loaded: while `synced` is said nothing is there that the bridge has not, and at rest both are equal."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kvcore_dump, "SLICE_BLOCKS", 1)
-        play(actions)
-
-
-def play(actions: list[tuple[str, int, bool]]) -> None:
-    at = bridge()
-    names = 0
-    for action, number, heard in actions:
-        if action == "store":
-            at.publish(stored(number), heard=heard)
-        elif action == "remove":
-            at.publish(removed(number), heard=heard)
-        elif action == "beat":
-            at.beat()
-        elif action == "answer":
-            at.answer()
-        elif action == "answer slowly":
-            at.answer_slowly()
-        elif action == "fail":
-            at.fail()
-        elif action == "tick":
-            at.tick(0.5)
-        else:
-            names += 1
-            at.restart(f"{2000 + names}.0")
-        at.load_on()
-        source = at.core.sources.get("w", {}).get(0)
-        if source is not None and source.machine.last == at.seq and source.machine.incarnation == at.incarnation:
-            assert at.content() == at.expected()
-    while at.loading:
-        at.load_on()
-    for _ in range(20):
-        at.beat()
-        at.answer()
-        at.tick(0.5)
-    assert at.content() == at.expected()
-    assert at.match().health == "synced"
-
-
-def test_a_bridge_that_began_again_may_use_a_name_again() -> None:
-    """A bridge killed before it could note its last incarnation names an older one: it is followed, not ignored."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-    at.restart("1000.1700")
-    at.publish(stored(1))
-    at.restart("1000.0")
-    at.epoch = 2
-    for number in (2, 3):
-        at.publish(stored(number))
-    for _ in range(5):
-        at.beat()
-        at.answer()
-        at.tick(0.5)
-    assert at.content() == at.expected()
-    assert (at.match(3).blocks.reach, at.match(3).health) == (1, "synced")
-
-
-def test_counts_of_a_worker_go_with_it() -> None:
-    """Workers come and go under new names for months: nothing of one that is gone stays."""
-    at = bridge()
-    at.beat()
-    at.publish(stored(0))
-    at.publish(stored(1), heard=False)
-    at.publish(stored(2))
-    at.answer()
-    at.give(ended(0, Usage(input_tokens=8, cached_tokens=4), predicted=4))
-    core = at.core
-    assert core.gaps["w", "restored"] == core.predicted["w"] // 4 == 1
-    at.beat("left")
-    assert (dict(core.gaps), dict(core.predicted), dict(core.reported)) == ({}, {}, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.indexer.parity import ParityRules, SourceParity
+from replica.parity import ParityRules, SourceParity
 
 
 def problem(parity: SourceParity) -> str | None:

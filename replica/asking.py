@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from services.indexer.effects import AskSnapshot
+from replica.effects import AskSnapshot
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from services.indexer.asking import SnapshotQueue
+from replica.asking import SnapshotQueue
 
 
 def test_snapshot_queue_bounds_open_questions() -> None:

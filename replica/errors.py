@@ -1,6 +1,6 @@
-"""Everything that can go wrong in the indexer itself.
+"""Everything that can go wrong in a replica itself.
 
-IndexerError
+ReplicaError
 ├── SnapshotError     a bridge's snapshot could not be had or used (``reason``: what the bridge or the store said)
 └── BadQuestionError  a question that makes no sense (the asker's fault)
 """
@@ -8,13 +8,13 @@ IndexerError
 from __future__ import annotations
 
 
-class IndexerError(Exception):
+class ReplicaError(Exception):
     """Root of this package's errors. ``reason`` is stable: metric label, reply."""
 
-    reason = "indexer_error"
+    reason = "replica_error"
 
 
-class SnapshotError(IndexerError):
+class SnapshotError(ReplicaError):
     """No usable snapshot of ``worker``."""
 
     def __init__(self, worker: str, reason: str, text: str) -> None:
@@ -23,7 +23,7 @@ class SnapshotError(IndexerError):
         self.reason = reason
 
 
-class BadQuestionError(IndexerError):
+class BadQuestionError(ReplicaError):
     """The asker's question cannot be answered as it stands."""
 
     def __init__(self, reason: str, text: str) -> None:

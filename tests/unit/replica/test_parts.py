@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replica.parts import MAX_OPEN_BYTES, MAX_PARTS, PartsAssembler
 from schemas.kv import KvHeaders
-from services.indexer.parts import MAX_OPEN_BYTES, MAX_PARTS, PartsAssembler
 
 
 def part(seq: int, number: int, parts: int, incarnation: str = "1.0", rank: int = 0) -> KvHeaders:

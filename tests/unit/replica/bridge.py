@@ -1,4 +1,4 @@
-"""A bridge as the indexer's core sees it: it publishes, beats, restarts, and answers for its index."""
+"""A bridge as a replica sees it: it publishes, beats, restarts, and answers for its index."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from kvcore.errors import BadDumpError
 from kvcore.events import decode_batch
 from kvcore.hashing import chain_hashes, pack_tokens
 from kvcore.index import PrefixIndex, PreparedRanks
-from schemas.base import from_json, from_msgpack, to_msgpack
-from schemas.index import IndexSource, MatchReply, MatchRequest, WorkerMatch
-from schemas.kv import KvHeaders, RankMark
-from schemas.request import RequestEnd, Usage
-from schemas.session import SessionIdentity, SessionKey
-from schemas.worker import RankStream, WorkerHealth, WorkerProfile, WorkerState
-from services.indexer.config import IndexerSettings
-from services.indexer.core import IndexerCore
-from services.indexer.effects import AskSnapshot, IndexerEffect, Publish
-from services.indexer.events import (
+from replica.config import ReplicaSettings
+from replica.core import Replica
+from replica.effects import AskSnapshot, ReplicaEffect, SourceChanged
+from replica.events import (
     BatchReceived,
-    IndexerEvent,
+    ReplicaEvent,
     RequestEnded,
     SnapshotFailed,
     SnapshotReceived,
     Tick,
     WorkerSeen,
 )
+from schemas.index import MatchRequest, WorkerMatch
+from schemas.kv import KvHeaders, RankMark
+from schemas.request import RequestEnd, Usage
+from schemas.session import SessionIdentity, SessionKey
+from schemas.worker import RankStream, WorkerHealth, WorkerProfile, WorkerState
 
 BLOCK = 4
 
@@ -51,7 +50,7 @@ def chain(number: int) -> bytes:
 class Bridge:
     """What a bridge keeps: its index, its marks, its numbers."""
 
-    core: IndexerCore
+    core: Replica
     worker: str = "w"
     incarnation: str = "1000.0"
     seq: int = -1
@@ -61,10 +60,10 @@ class Bridge:
     epoch: int = 1
     first: bool = True
     asked: list[AskSnapshot] = field(default_factory=list)
-    out: list[IndexerEffect] = field(default_factory=list)
+    out: list[ReplicaEffect] = field(default_factory=list)
     loading: list[tuple[AskSnapshot, tuple[RankMark, ...], Steps[PreparedRanks]]] = field(default_factory=list)
 
-    def give(self, event: IndexerEvent) -> None:
+    def give(self, event: ReplicaEvent) -> None:
         self.now += 0.01
         effects = self.core.handle(event, self.now)
         self.out += effects
@@ -150,8 +149,7 @@ class Bridge:
         self.give(Tick())
 
     def told(self) -> list[tuple[str, str | None]]:
-        facts = [from_json(e.payload, IndexSource) for e in self.out if isinstance(e, Publish)]
-        return [(fact.health, fact.reason) for fact in facts]
+        return [(change.health, change.reason) for change in self.out if isinstance(change, SourceChanged)]
 
     def content(self) -> object:
         return self.core.index.content().get((self.worker, 0), {})
@@ -161,12 +159,12 @@ class Bridge:
 
     def match(self, number: int = 0) -> WorkerMatch:
         request = MatchRequest(model="tiny", block_size=BLOCK, chain=chain(number))
-        reply = from_msgpack(self.core.match(to_msgpack(request)), MatchReply)
+        reply = self.core.match(request, self.now)
         return next(match for match in reply.matches if match.worker == self.worker)
 
 
 def bridge(**changes: object) -> Bridge:
-    return Bridge(IndexerCore(IndexerSettings(instance="indexer-1", **changes), 1))  # type: ignore[arg-type]
+    return Bridge(Replica(ReplicaSettings(**changes), "replica-1"))  # type: ignore[arg-type]
 
 
 def ended(number: int, usage: Usage, predicted: int | None = None) -> RequestEnded:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcore.stream import Limits, StreamRecovery
-from schemas.index import SourceHealth
+from replica.parity import ParityRules, SourceParity
+from schemas.index import SourceHealth, WorkerMatch
 from schemas.worker import RankStream, WorkerState
-from services.indexer.parity import ParityRules, SourceParity
 
 _ON_ITS_WAY = frozenset({"connecting", "reconnecting", "connected", "restarted", "gap", "late_start"})
 """Reasons of a bridge's stream that pass by themselves; any other says that history is missing for good."""
@@ -15,7 +15,10 @@ _ON_ITS_WAY = frozenset({"connecting", "reconnecting", "connected", "restarted",
 
 @dataclass(slots=True)
 class Source:
-    """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers."""
+    """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers.
+
+    ``answers``: what was said about it since it last changed, by blocks per tier (see `replica.answers`).
+    """
 
     worker: str
     rank: int
@@ -27,6 +30,7 @@ class Source:
     told: tuple[object, ...] = ()
     health: SourceHealth = "blind"
     reason: str | None = "no_events"
+    answers: dict[tuple[int, int, int, int], WorkerMatch] = field(default_factory=dict)
 
     @classmethod
     def new(cls, worker: str, rank: int, limits: Limits, rules: ParityRules, now: float) -> Source:
@@ -36,7 +40,9 @@ class Source:
     def judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:
         """How far to trust it, and unless fully, why. ``state``: the worker's last fact."""
         health, reason = self._judge(state)
-        self.health, self.reason = health, reason
+        if (health, reason) != (self.health, self.reason):
+            self.health, self.reason = health, reason
+            self.answers.clear()
         return health, reason
 
     def _judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:

@@ -1,0 +1,127 @@
+"""From what the index found to the answer: every source of the pool, its blocks of the chain and its health.
+
+This is the hot path of every decision. Who is asked about is remembered per kind of question, and what was last said
+of a source is said again until the source changes: most of a pool holds nothing of a chain, or the same shared prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvcore import PrefixIndex, RankMatch
+from replica.source import Source, Worker
+from schemas.index import MatchRequest, TierBlocks, WorkerMatch
+from schemas.worker import WorkerState
+
+_MAX_POOLS = 256
+"""Kinds of question remembered; more are somebody's inventions."""
+_MAX_ANSWERS = 64
+"""Answers remembered per source."""
+
+_NONE = (0, 0, 0, 0)
+_NOTHING = TierBlocks()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Sources that serve a model, in order. ``fitting``: their places in it by (worker, rank); ``misfits``: why a place
+    cannot be answered for."""
+
+    sources: tuple[Source, ...]
+    fitting: Mapping[tuple[str, int], int]
+    misfits: Mapping[int, str]
+
+
+class Answers:
+    """Answers from ``index`` about the sources of the workers that serve a model."""
+
+    def __init__(
+        self, index: PrefixIndex, workers: Mapping[str, Worker], sources: Mapping[str, Mapping[int, Source]]
+    ) -> None:
+        self._index = index
+        self._workers = workers
+        self._sources = sources
+        self._pools: dict[tuple[str, int, str | None], _Pool] = {}
+
+    def pools_changed(self) -> None:
+        """A worker or a rank came or went, or a worker describes itself in another way."""
+        self._pools.clear()
+
+    def contents_changed(self) -> None:
+        """Any source may hold something else than before."""
+        for ranks in self._sources.values():
+            for source in ranks.values():
+                source.answers.clear()
+
+    def of(self, request: MatchRequest, found: Iterable[RankMatch]) -> tuple[WorkerMatch, ...]:
+        """One answer per source of the pool, in the order of their names and ranks."""
+        pool = self._pool(request)
+        answers = [source.answers.get(_NONE) or self._say(source, _NONE) for source in pool.sources]
+        fitting, sources = pool.fitting, pool.sources
+        for match in found:
+            place = fitting.get((match.worker, match.rank))
+            if place is not None and sources[place].health != "blind":
+                source = sources[place]
+                blocks = (match.device, match.host, match.disk, match.external)
+                answers[place] = source.answers.get(blocks) or self._say(source, blocks)
+        for place, reason in pool.misfits.items():
+            source = sources[place]
+            answers[place] = WorkerMatch(
+                worker=source.worker,
+                rank=source.rank,
+                health="blind",
+                reason=reason,
+                resident_blocks=self._index.resident(source.worker, source.rank),
+            )
+        return tuple(answers)
+
+    def _say(self, source: Source, blocks: tuple[int, int, int, int]) -> WorkerMatch:
+        device, host, disk, external = blocks
+        answer = WorkerMatch(
+            worker=source.worker,
+            rank=source.rank,
+            blocks=TierBlocks(device=device, host=host, disk=disk, external=external) if blocks != _NONE else _NOTHING,
+            health=source.health,
+            reason=source.reason,
+            resident_blocks=self._index.resident(source.worker, source.rank),
+        )
+        if len(source.answers) >= _MAX_ANSWERS:
+            source.answers.clear()
+        source.answers[blocks] = answer
+        return answer
+
+    def _pool(self, request: MatchRequest) -> _Pool:
+        # Without a chain nothing can be misread, so that every rule fits.
+        kind = (request.model, request.block_size, request.salt_rule) if request.chain else (request.model, -1, None)
+        pool = self._pools.get(kind)
+        if pool is None:
+            pool = self._new_pool(request)
+            if pool.sources:
+                if len(self._pools) >= _MAX_POOLS:
+                    self._pools.clear()
+                self._pools[kind] = pool
+        return pool
+
+    def _new_pool(self, request: MatchRequest) -> _Pool:
+        sources: list[Source] = []
+        fitting: dict[tuple[str, int], int] = {}
+        misfits: dict[int, str] = {}
+        for name in sorted(name for name, worker in self._workers.items() if request.model in worker.models):
+            misfit = _misfit(self._workers[name].state, request)
+            for rank, source in self._sources[name].items():
+                if misfit is None:
+                    fitting[name, rank] = len(sources)
+                else:
+                    misfits[len(sources)] = misfit
+                sources.append(source)
+        return _Pool(tuple(sources), fitting, misfits)
+
+
+def _misfit(state: WorkerState, request: MatchRequest) -> str | None:
+    """Why a worker of this name is not of this question's pool."""
+    if not request.chain:
+        return None
+    if state.profile.block_size != request.block_size:
+        return "block_size"
+    return "salt_rule" if state.profile.salt_rule != request.salt_rule else None

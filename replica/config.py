@@ -1,0 +1,55 @@
+"""Settings of a replica: a table of its own, or (at the indexer) keys among others."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.errors import SettingsError
+
+
+class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One replica: a complete index of every worker, so any number may run side by side.
+
+    ``max_blocks``: bound of the index over all sources, in (source, tier, block) entries. ``worker_lost_s``: silence
+    after which a worker is removed. ``hold_limit``: batches kept per source while its hole is being filled.
+    ``snapshot_*``: the question to a bridge, its deadline (a bridge dumps a million blocks in 1 to 2 s, and has up to
+    4 million by default) and the pauses between tries. ``parity_*`` and ``silent_requests``: see `replica.parity`.
+    """
+
+    max_blocks: int = 8_000_000
+    worker_lost_s: float = 5.0
+    hold_limit: int = 16_384
+    snapshot_timeout_s: float = 15.0
+    snapshot_retry_s: float = 0.2
+    snapshot_retry_max_s: float = 5.0
+    snapshots_at_once: int = 4
+    parity_window: int = 32
+    parity_min_requests: int = 8
+    parity_alarm_ratio: float = 0.25
+    parity_floor_tokens: int = 32
+    silent_requests: int = 16
+
+    def __post_init__(self) -> None:
+        """Cross-field rules. Raises `SettingsError`."""
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise SettingsError(name, "must be positive")
+        if self.snapshot_retry_max_s < self.snapshot_retry_s:
+            raise SettingsError("snapshot_retry_max_s", "must not be below snapshot_retry_s")
+        if self.parity_min_requests > self.parity_window:
+            raise SettingsError("parity_min_requests", "must not exceed parity_window")
+        if not 0 < self.parity_alarm_ratio <= 1:
+            raise SettingsError("parity_alarm_ratio", "must be above 0 and at most 1")
+
+
+_POSITIVE = (
+    "max_blocks",
+    "worker_lost_s",
+    "hold_limit",
+    "snapshot_timeout_s",
+    "snapshot_retry_s",
+    "snapshots_at_once",
+    "parity_window",
+    "parity_min_requests",
+    "silent_requests",
+)

@@ -102,12 +102,22 @@ def build_nats(name: str, base: str) -> None:
 
 
 def fill_wheelhouse() -> None:
-    """Every locked wheel that the image needs, for this machine's platform and Python 3.11."""
+    """Every locked wheel that the image needs, for this machine's platform and Python 3.11; where cargo is, the native
+    twin of `kvcore` too (the image works without)."""
     WHEELHOUSE.mkdir(parents=True, exist_ok=True)
     run(
         sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
         "--wheel-dir", str(WHEELHOUSE), "-r", str(ROOT / "requirements.lock"), "hatchling",
     )  # fmt: skip
+    if shutil.which("cargo") is None:
+        return
+    try:
+        run(
+            sys.executable, "-m", "maturin", "build", "--release", "--interpreter", sys.executable,
+            "--manifest-path", str(ROOT / "native" / "Cargo.toml"), "--out", str(WHEELHOUSE),
+        )  # fmt: skip
+    except StandinError as error:
+        sys.stderr.write(f"no native twin of kvcore in the image: {error}\n")
 
 
 def ensure_images() -> dict[str, str]:

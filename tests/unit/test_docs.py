@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import fields
 
-from bus.settings import CommonSettings
+from bus.settings import NOT_SETTINGS, CommonSettings
 from schemas.catalog import CHANNELS
 from schemas.trace import AgentContext, RequestMetrics, TraceRow
 from tidegate.supervisor.check import SETTINGS
@@ -30,8 +30,8 @@ def test_links_and_settings_exist(page: Path) -> None:
     assert sorted(variables - setting_variables()) == []
 
 
-OTHER_VARIABLES = {"TIDEGATE_BASE_IMAGE", "TIDEGATE_NATS_IMAGE", "TIDEGATE_IMAGE"}
-"""Read by the compose file."""
+OTHER_VARIABLES = NOT_SETTINGS | {"TIDEGATE_IMAGE"}
+"""Read by the compose file, the Makefile or `kvcore`."""
 
 
 def setting_variables() -> set[str]:
@@ -50,7 +50,7 @@ def test_every_field_of_a_row_is_explained() -> None:
 
 def test_every_metric_that_is_explained_exists() -> None:
     """By its whole name in the source, or by the part that a helper there puts behind a prefix."""
-    folders = ("bus", "services", "web", "load")
+    folders = ("bus", "replica", "services", "web", "load")
     source = "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
     unknown = []
     for name in set(re.findall(r"`(tidegate_\w+)", OPERATIONS)):

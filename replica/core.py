@@ -38,6 +38,7 @@ from replica.events import (
     SnapshotFailed,
     SnapshotReceived,
     Tick,
+    Work,
     WorkerSeen,
 )
 from replica.parity import ParityRules
@@ -49,6 +50,9 @@ from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 
 HASH_BYTES = 8
+AT_ONCE = 16
+"""Batches applied for one event or one `Work`; more (held ones, behind a hole that was filled) wait for their turn."""
+
 MAX_WORKERS = 4096
 MAX_SOURCES = 16_384
 """Workers, and ranks of all of them, beyond this are not taken in: somebody makes up names."""
@@ -93,7 +97,17 @@ class Replica:
         self._queue = SnapshotQueue(
             settings.snapshots_at_once, settings.snapshot_retry_s, settings.snapshot_retry_max_s
         )
+        self._behind: dict[tuple[str, int], Source] = {}
         self._deaf = False
+
+    def anew(self) -> Replica:
+        """A replica like this one that knows nothing yet."""
+        return Replica(self._settings, self.name)
+
+    @property
+    def behind(self) -> bool:
+        """Whether batches wait to be applied: `Work` is to be done."""
+        return bool(self._behind)
 
     def handle(self, event: ReplicaEvent, now: float) -> list[ReplicaEffect]:
         """What to do about ``event``, in this order. ``now``: Unix seconds."""
@@ -112,6 +126,8 @@ class Replica:
                 self._ended(event.end, effects)
             case Tick():
                 self._tick(event.connected, now, effects)
+            case Work():
+                self._work(effects)
         effects += self._queue.ask(now)
         return effects
 
@@ -160,11 +176,17 @@ class Replica:
 
     def _feed(self, source: Source, event: StreamEvent, now: float, effects: list[ReplicaEffect]) -> None:
         worker, rank = source.worker, source.rank
+        room = AT_ONCE
         for effect in source.machine.handle(event, now):
             match effect:
                 case Deliver():
-                    self._apply(source, effect.payload)
+                    if source.backlog or not room:
+                        self._wait(source, effect)
+                    else:
+                        room -= 1
+                        self._apply(source, effect.payload)
                 case Clear():
+                    self._forget_backlog(source)
                     self.index.clear_rank(worker, rank)
                     source.answers.clear()
                     source.parity.restarted()
@@ -177,6 +199,25 @@ class Replica:
                     self._queue.want(worker)
                 case StateChanged():
                     pass  # `_tell` asks the machine
+
+    def _wait(self, source: Source, batch: Deliver) -> None:
+        """Into the line of its source; a line that is full moves on at once."""
+        if len(source.backlog) >= self._settings.hold_limit:
+            self._apply(source, source.backlog.popleft().payload)
+        source.backlog.append(batch)
+        self._behind[source.worker, source.rank] = source
+
+    def _work(self, effects: list[ReplicaEffect]) -> None:
+        for key, source in list(self._behind.items())[:1]:
+            for _ in range(min(AT_ONCE, len(source.backlog))):
+                self._apply(source, source.backlog.popleft().payload)
+            if not source.backlog:
+                del self._behind[key]
+                self._tell(source, effects)
+
+    def _forget_backlog(self, source: Source) -> None:
+        source.backlog.clear()
+        self._behind.pop((source.worker, source.rank), None)
 
     def _apply(self, source: Source, payload: bytes) -> None:
         """Apply one engine batch. What is malformed is counted and left out, the rest stands."""
@@ -221,6 +262,7 @@ class Replica:
             mark, token = marks[source.rank], source.wants
             assert token is not None
             source.wants = None
+            self._forget_backlog(source)  # it is in the snapshot
             self._feed(source, Restored(token, mark.incarnation, mark.seq), now, effects)
             self.gaps[worker, "restored"] += 1
             self._tell(source, effects)
@@ -294,6 +336,7 @@ class Replica:
     def _drop(self, source: Source, reason: str, effects: list[ReplicaEffect]) -> None:
         del self.sources[source.worker][source.rank]
         self._answers.pools_changed()
+        self._forget_backlog(source)
         self.index.clear_rank(source.worker, source.rank)
         source.health, source.reason = "blind", reason
         effects.append(self._change(source))
@@ -364,7 +407,7 @@ class Replica:
             source.health,
             source.reason,
             source.machine.incarnation or "",
-            source.machine.last,
+            source.applied,
             self.index.resident(source.worker, source.rank),
         )
 

@@ -65,4 +65,9 @@ class Tick:
     connected: bool = True
 
 
-ReplicaEvent = BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | RequestEnded | Tick
+@dataclass(frozen=True, slots=True)
+class Work:
+    """There is time: while `Replica.behind`, apply a few of the batches that wait."""
+
+
+ReplicaEvent = BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | RequestEnded | Tick | Work

@@ -25,6 +25,7 @@ from replica.events import (
     SnapshotFailed,
     SnapshotReceived,
     Tick,
+    Work,
     WorkerSeen,
 )
 from schemas.base import BadMessageError, from_json, to_json
@@ -38,6 +39,12 @@ TICK_S = 0.1
 WARM_UP_S = 10.0
 """How long after the start sources that are still on their way keep the process from being ready."""
 
+SLICE_S = 0.002
+"""How long the loop is kept for work that can wait."""
+
+RETRY_S = 10.0
+"""How long a replica that failed is left alone."""
+
 KV_PENDING = 262_144
 """Batches that may wait for their turn; more are dropped by the bus, counted, and fetched again as a gap."""
 
@@ -47,7 +54,11 @@ M = TypeVar("M", WorkerState, RequestEnd)
 
 
 class ReplicaFeed:
-    """Keeps ``replica`` as new as the bus allows. ``changed`` hears of every change of a source's health."""
+    """Keeps its replica as new as the bus allows. ``changed`` hears of every change of a source's health.
+
+    ``isolated``: what goes wrong in the replica itself is not the process's end: it is counted and logged (`failures`),
+    `broken` for `RETRY_S`, and then a new one begins.
+    """
 
     def __init__(
         self,
@@ -55,12 +66,18 @@ class ReplicaFeed:
         settings: ReplicaSettings,
         clock: Callable[[], float] = time.time,
         changed: Callable[[SourceChanged], None] | None = None,
+        *,
+        isolated: bool = False,
     ) -> None:
         self.replica = replica
         self._settings = settings
         self._clock = clock
         self._changed = changed
         self._started_at = clock()
+        self._isolated = isolated
+        self._broken_until: float | None = None
+        self.failures = 0
+        self._working = False
         self._stopped = False
         self._bus: Bus
         self._tasks: Tasks
@@ -111,8 +128,52 @@ class ReplicaFeed:
         self._handle(RequestEnded(end))
 
     def _handle(self, event: ReplicaEvent) -> None:
-        if not self._stopped:
-            self._perform(self.replica.handle(event, self._clock()))
+        if self._stopped or (self._broken_until is not None and not self._begin_again()):
+            return
+        try:
+            effects = self.replica.handle(event, self._clock())
+        except Exception as error:
+            if not self._isolated:
+                raise
+            self.broke(error)
+            return
+        self._perform(effects)
+        if self.replica.behind and not self._working:
+            self._working = True
+            self._tasks.start("replica-work", self._work())
+
+    @property
+    def broken(self) -> bool:
+        """Whether the replica failed a short while ago, so that it cannot be asked."""
+        return self._broken_until is not None
+
+    def broke(self, error: Exception) -> None:
+        """The replica failed in a way that nobody foresaw: it is not trusted any more. A new one begins after a while
+        (bridges are asked for everything again)."""
+        self.failures += 1
+        self._broken_until = self._clock() + RETRY_S
+        log.error("replica_failed", failures=self.failures, error=error)
+
+    def _begin_again(self) -> bool:
+        assert self._broken_until is not None
+        if self._clock() < self._broken_until:
+            return False
+        self._broken_until = None
+        self.replica = self.replica.anew()
+        return True
+
+    async def _work(self) -> None:
+        """Apply what waits, a few batches at a time; everybody else has a turn in between."""
+        loop = asyncio.get_running_loop()
+        try:
+            due = loop.time() + SLICE_S
+            while self.replica.behind and not self.broken and not self._stopped:
+                self._handle(Work())
+                if loop.time() >= due:
+                    await asyncio.sleep(0)
+                    due = loop.time() + SLICE_S
+        finally:
+            self._working = False
 
     def _perform(self, effects: list[ReplicaEffect]) -> None:
         for effect in effects:
@@ -171,13 +232,20 @@ class ReplicaFeed:
 
     async def _load(self, effect: AskSnapshot, marks: tuple[RankMark, ...], dump: bytes) -> None:
         """Millions of blocks take seconds: in slices, between which questions are answered and batches taken."""
+        replica = self.replica
         try:
-            prepared = await in_slices(self.replica.prepare(effect.worker, marks, dump))
+            prepared = await in_slices(replica.prepare(effect.worker, marks, dump), SLICE_S)
         except BadDumpError as error:
             self._handle(SnapshotFailed(effect.worker, effect.ticket, error.reason))
             return
-        self._handle(SnapshotReceived(effect.worker, effect.ticket, marks, prepared))
-        await in_slices(self.replica.index.discard(prepared))
+        except Exception as error:
+            if not self._isolated:
+                raise
+            self.broke(error)
+            return
+        if self.replica is replica:  # else it began anew meanwhile, and asks for itself
+            self._handle(SnapshotReceived(effect.worker, effect.ticket, marks, prepared))
+        await in_slices(replica.index.discard(prepared), SLICE_S)
 
     async def _snapshot(self, worker: str) -> tuple[SnapshotReply, bytes]:
         """Ask the bridge, fetch the object. Raises `SnapshotError`, `BusError`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from kvcore.stream import Limits, StreamRecovery
+from kvcore.stream import Deliver, Limits, StreamRecovery
 from replica.parity import ParityRules, SourceParity
 from schemas.index import SourceHealth, WorkerMatch
 from schemas.worker import RankStream, WorkerState
@@ -17,7 +18,8 @@ _ON_ITS_WAY = frozenset({"connecting", "reconnecting", "connected", "restarted",
 class Source:
     """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers.
 
-    ``answers``: what was said about it since it last changed, by blocks per tier (see `replica.answers`).
+    ``backlog``: batches in order that wait to be applied, where there were many at once. ``answers``: what was said
+    about it since it last changed, by blocks per tier (see `replica.answers`).
     """
 
     worker: str
@@ -30,12 +32,18 @@ class Source:
     told: tuple[object, ...] = ()
     health: SourceHealth = "blind"
     reason: str | None = "no_events"
+    backlog: deque[Deliver] = field(default_factory=deque)
     answers: dict[tuple[int, int, int, int], WorkerMatch] = field(default_factory=dict)
 
     @classmethod
     def new(cls, worker: str, rank: int, limits: Limits, rules: ParityRules, now: float) -> Source:
         """A source that nothing is known of."""
         return cls(worker, rank, StreamRecovery("snapshot", limits), SourceParity(rules), now)
+
+    @property
+    def applied(self) -> int:
+        """Number of the last batch that is in the index; -1: none."""
+        return self.backlog[0].seq - 1 if self.backlog else self.machine.last
 
     def judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:
         """How far to trust it, and unless fully, why. ``state``: the worker's last fact."""
@@ -57,6 +65,8 @@ class Source:
             return "blind", stream.reason or "no_events"
         if machine.state != "synced":
             return machine.state, machine.reason
+        if self.backlog:
+            return "catching_up", "backlog"
         if stream.state == "catching_up":
             passing = stream.reason is None or stream.reason in _ON_ITS_WAY
             return "catching_up" if passing else "approximate", stream.reason

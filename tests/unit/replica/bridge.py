@@ -21,6 +21,7 @@ from replica.events import (
     SnapshotFailed,
     SnapshotReceived,
     Tick,
+    Work,
     WorkerSeen,
 )
 from schemas.index import MatchRequest, WorkerMatch
@@ -59,6 +60,7 @@ class Bridge:
     facts: int = 0
     epoch: int = 1
     first: bool = True
+    works: bool = True
     asked: list[AskSnapshot] = field(default_factory=list)
     out: list[ReplicaEffect] = field(default_factory=list)
     loading: list[tuple[AskSnapshot, tuple[RankMark, ...], Steps[PreparedRanks]]] = field(default_factory=list)
@@ -66,6 +68,8 @@ class Bridge:
     def give(self, event: ReplicaEvent) -> None:
         self.now += 0.01
         effects = self.core.handle(event, self.now)
+        while self.core.behind and self.works:
+            effects += self.core.handle(Work(), self.now)
         self.out += effects
         self.asked += [effect for effect in effects if isinstance(effect, AskSnapshot)]
 

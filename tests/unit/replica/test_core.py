@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.errors import SettingsError
+from kvcore import PrefixIndex
 from kvcore import dump as kvcore_dump
+from replica import core
 from replica.config import ReplicaSettings
+from replica.core import AT_ONCE
 from replica.errors import BadQuestionError
-from replica.events import (
-    BatchReceived,
-    Tick,
-)
+from replica.events import BatchReceived, Tick, Work
 from schemas.index import MatchRequest
 from schemas.kv import KvHeaders, RankMark
 from schemas.request import Usage
@@ -285,6 +285,81 @@ def test_settings_name_their_key() -> None:
         assert caught.value.key == key
 
 
+def test_many_held_batches_are_applied_a_few_at_a_time() -> None:
+    """Behind a hole that was filled thousands may wait: each event and each `Work` applies a few, live ones line up
+    behind them, and the source is on its way until all are in."""
+    at = bridge()
+    at.works = False
+    at.beat()
+    at.publish(stored(0), heard=False)
+    for number in range(1, 3 * AT_ONCE):
+        at.publish(stored(number))
+    assert at.core.counters.batches == 0
+    marks = (RankMark(rank=0, incarnation="1000.0", seq=0),)
+    at.snapshot(at.asked.pop(), marks, PrefixIndex().dump())
+    source = at.core.sources["w"][0]
+    assert (at.core.counters.batches, source.applied, at.match().health) == (AT_ONCE, AT_ONCE, "catching_up")
+    assert source.reason == "backlog"
+    at.publish(stored(90))
+    assert at.core.counters.batches == AT_ONCE
+    at.give(Work())
+    assert at.core.counters.batches == 2 * AT_ONCE
+    at.give(Work())
+    assert (at.core.behind, at.match().health, source.applied) == (False, "synced", 3 * AT_ONCE)
+    assert at.match(90).blocks.reach == 1
+
+
+def test_a_backlog_is_bounded_and_goes_with_its_stream() -> None:
+    """A line that is full moves on at once; a restart, a snapshot or the worker's leave empties it."""
+    for end in ("restart", "left", "full"):
+        at = bridge(hold_limit=2 * AT_ONCE)
+        at.works = False
+        at.beat()
+        at.publish(stored(0), heard=False)
+        for number in range(1, 2 * AT_ONCE):
+            at.publish(stored(number))
+        at.snapshot(at.asked.pop(), (RankMark(rank=0, incarnation="1000.0", seq=0),), PrefixIndex().dump())
+        source = at.core.sources["w"][0]
+        if end == "restart":
+            at.restart("2000.0")
+            at.publish(stored(7))
+            assert (at.core.behind, at.content()) == (False, at.expected())
+        elif end == "left":
+            at.beat("left")
+            assert not at.core.behind
+        else:
+            for number in range(100, 100 + 3 * AT_ONCE):
+                at.publish(stored(number))
+            assert len(source.backlog) == 2 * AT_ONCE
+            while at.core.behind:
+                at.give(Work())
+            assert at.core.counters.batches == 5 * AT_ONCE - 1
+
+
+def test_answers_are_new_after_every_change() -> None:
+    """What was last said of a source is said again only while it is true: blocks, size, health, and who is there."""
+    at = bridge()
+    at.beat()
+    told = [at.match()]
+    at.publish(stored(0))
+    told.append(at.match())
+    at.publish(stored(1))
+    told.append(at.match())
+    at.publish(removed(0))
+    told.append(at.match())
+    at.beat("mismatch")
+    told.append(at.match())
+    assert [(each.blocks.reach, each.resident_blocks, each.health) for each in told] == [
+        (0, 0, "synced"),
+        (1, 1, "synced"),
+        (1, 2, "synced"),
+        (0, 1, "synced"),
+        (0, 1, "blind"),
+    ]
+    at.beat(profile=WorkerProfile(url="http://e", model="tiny", block_size=2 * BLOCK))
+    assert at.match().reason == "block_size"
+
+
 actions = st.lists(
     st.tuples(
         st.sampled_from(["store", "store", "remove", "beat", "answer", "answer slowly", "fail", "tick", "restart"]),
@@ -302,6 +377,7 @@ def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) 
     loaded: while `synced` is said nothing is there that the bridge has not, and at rest both are equal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvcore_dump, "SLICE_BLOCKS", 1)
+        patch.setattr(core, "AT_ONCE", 1)
         play(actions)
 
 

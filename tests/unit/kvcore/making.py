@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from kvcore.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kvcore.hashing import chain_hashes, pack_tokens
-from kvcore.index import PrefixIndex, RankMatch
+from kvcore.index import PrefixIndex
+from tests.unit.kvcore.twins import Twin
 
 BLOCK_SIZE = 4
 
@@ -54,9 +55,9 @@ def batch(*events: Event) -> Batch:
     return Batch(ts=0.0, rank=None, events=events)
 
 
-def index_of(*events: Event) -> PrefixIndex:
+def index_of(twin: Twin, *events: Event) -> PrefixIndex:
     """An index of one rank that was told these events, one batch each."""
-    index = PrefixIndex()
+    index = twin.PrefixIndex()
     for event in events:
         index.apply("w", 0, batch(event))
     return index
@@ -64,7 +65,7 @@ def index_of(*events: Event) -> PrefixIndex:
 
 def tiers(index: PrefixIndex, chain: bytes) -> dict[tuple[str, int], tuple[int, int, int, int]]:
     """Matches as device, host, disk, external per (worker, rank)."""
-    matches: list[RankMatch] = index.match(chain)
+    matches = index.match(chain)
     assert len({(match.worker, match.rank) for match in matches}) == len(matches)
     return {(match.worker, match.rank): (match.device, match.host, match.disk, match.external) for match in matches}
 

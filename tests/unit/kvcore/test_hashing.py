@@ -7,17 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.errors import BlockSizeError, TokensError
-from kvcore.hashing import (
-    SEED,
-    chain_hashes,
-    local_hashes,
-    multimodal_hash,
-    pack_tokens,
-    seed_of,
-    sequence_hashes_with_tail,
-    unpack_chain,
-    unpack_tokens,
-)
+from kvcore.hashing import SEED, pack_tokens, unpack_chain, unpack_tokens
+from tests.unit.kvcore.twins import Twin
 
 # Spec: index-and-routing §1.3: (tokens, block size, local hashes, chain hashes).
 VECTORS: list[tuple[list[int], int, list[int], list[int]]] = [
@@ -62,11 +53,11 @@ VECTORS: list[tuple[list[int], int, list[int], list[int]]] = [
 
 
 @pytest.mark.parametrize(("tokens", "block_size", "local", "chain"), VECTORS)
-def test_vectors(tokens: list[int], block_size: int, local: list[int], chain: list[int]) -> None:
+def test_vectors(twin: Twin, tokens: list[int], block_size: int, local: list[int], chain: list[int]) -> None:
     """Local and chain hashes equal the peer's published values."""
     packed = pack_tokens(tokens)
-    assert local_hashes(packed, block_size, seed=SEED) == local
-    assert list(unpack_chain(chain_hashes(packed, block_size))) == chain
+    assert twin.local_hashes(packed, block_size, seed=SEED) == local
+    assert list(unpack_chain(twin.chain_hashes(packed, block_size))) == chain
 
 
 @pytest.mark.parametrize(
@@ -79,64 +70,64 @@ def test_vectors(tokens: list[int], block_size: int, local: list[int], chain: li
         ("", "", 14643705804678351452),
     ],
 )
-def test_namespace_vectors(adapter: str | None, salt: str | None, expected: int) -> None:
+def test_namespace_vectors(twin: Twin, adapter: str | None, salt: str | None, expected: int) -> None:
     """Adapter and salt enter through the seed; an empty string adds nothing."""
     tokens = pack_tokens([1, 2, 3, 4])
-    assert local_hashes(tokens, 4, seed=seed_of(adapter, salt)) == [expected]
-    assert unpack_chain(chain_hashes(tokens, 4, adapter=adapter, salt=salt)) == (expected,)
+    assert twin.local_hashes(tokens, 4, seed=twin.seed_of(adapter, salt)) == [expected]
+    assert unpack_chain(twin.chain_hashes(tokens, 4, adapter=adapter, salt=salt)) == (expected,)
 
 
-def test_multimodal_vectors() -> None:
+def test_multimodal_vectors(twin: Twin) -> None:
     """Multimodal hashes are appended in ascending order, whatever order they come in."""
     tokens = pack_tokens([1, 2, 3, 4])
-    assert local_hashes(tokens, 4, mm={0: (0xDEADBEEF,)}) == [15207512089340001072]
-    assert local_hashes(tokens, 4, mm={0: (1, 2)}) == [5514711936906046382]
-    assert local_hashes(tokens, 4, mm={0: (2, 1)}) == [5514711936906046382]
-    assert local_hashes(tokens, 4, mm={1: (1, 2)}) == [14643705804678351452]
+    assert twin.local_hashes(tokens, 4, mm={0: (0xDEADBEEF,)}) == [15207512089340001072]
+    assert twin.local_hashes(tokens, 4, mm={0: (1, 2)}) == [5514711936906046382]
+    assert twin.local_hashes(tokens, 4, mm={0: (2, 1)}) == [5514711936906046382]
+    assert twin.local_hashes(tokens, 4, mm={1: (1, 2)}) == [14643705804678351452]
 
 
-def test_multimodal_identifier() -> None:
+def test_multimodal_identifier(twin: Twin) -> None:
     """A 64-digit hex digest gives its first 16 digits; any other text is hashed."""
-    assert multimodal_hash("00000000deadbeef" + "0" * 48) == 0xDEADBEEF
-    assert multimodal_hash("mmhash0") == multimodal_hash("mmhash0") != multimodal_hash("mmhash1")
-    assert multimodal_hash("g" * 64) != multimodal_hash("g" * 63)
+    assert twin.multimodal_hash("00000000deadbeef" + "0" * 48) == 0xDEADBEEF
+    assert twin.multimodal_hash("mmhash0") == twin.multimodal_hash("mmhash0") != twin.multimodal_hash("mmhash1")
+    assert twin.multimodal_hash("g" * 64) != twin.multimodal_hash("g" * 63)
 
 
-def test_eagle_vector() -> None:
+def test_eagle_vector(twin: Twin) -> None:
     """Under Eagle a block's window is one token longer than its stride."""
-    assert local_hashes(pack_tokens(range(1, 10)), 4, eagle=True) == [1914873892905420881, 1929047464662796003]
-    assert local_hashes(pack_tokens(range(1, 9)), 4, eagle=True) == [1914873892905420881]
-    assert local_hashes(b"", 4, eagle=True) == []
+    assert twin.local_hashes(pack_tokens(range(1, 10)), 4, eagle=True) == [1914873892905420881, 1929047464662796003]
+    assert twin.local_hashes(pack_tokens(range(1, 9)), 4, eagle=True) == [1914873892905420881]
+    assert twin.local_hashes(b"", 4, eagle=True) == []
 
 
-def test_trace_vectors() -> None:
+def test_trace_vectors(twin: Twin) -> None:
     """Trace rows hash the partial tail as well (spec: identity-and-traces §2.5)."""
     full = (10773075109927122010, 5890102321129957602, 3801924459721183657)
-    assert sequence_hashes_with_tail(pack_tokens([1, 2, 3, 4, 5, 6]), 2) == full
-    assert sequence_hashes_with_tail(pack_tokens([1, 2, 3, 4, 5]), 2)[-1] == 2656991839890933969
-    assert sequence_hashes_with_tail(pack_tokens([1, 2, 1, 2]), 2) == (10773075109927122010, 8239003849983528482)
-    assert sequence_hashes_with_tail(b"", 2) == ()
+    assert twin.sequence_hashes_with_tail(pack_tokens([1, 2, 3, 4, 5, 6]), 2) == full
+    assert twin.sequence_hashes_with_tail(pack_tokens([1, 2, 3, 4, 5]), 2)[-1] == 2656991839890933969
+    assert twin.sequence_hashes_with_tail(pack_tokens([1, 2, 1, 2]), 2) == (10773075109927122010, 8239003849983528482)
+    assert twin.sequence_hashes_with_tail(b"", 2) == ()
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=60), st.integers(1, 9), st.integers(0, 60))
-def test_a_chain_can_be_continued(tokens: list[int], block_size: int, cut: int) -> None:
+def test_a_chain_can_be_continued(twin: Twin, tokens: list[int], block_size: int, cut: int) -> None:
     """Hashing in two pieces from any block boundary equals hashing at once; a memoryview hashes like bytes."""
     packed = pack_tokens(tokens)
-    whole = chain_hashes(memoryview(packed), block_size, salt="s")
+    whole = twin.chain_hashes(memoryview(packed), block_size, salt="s")
     blocks = min(cut // block_size, len(tokens) // block_size)
-    head = chain_hashes(packed[: blocks * block_size * 4], block_size, salt="s")
+    head = twin.chain_hashes(packed[: blocks * block_size * 4], block_size, salt="s")
     parent = unpack_chain(head)[-1] if head else None
-    assert whole == head + chain_hashes(packed[blocks * block_size * 4 :], block_size, salt="s", parent=parent)
+    assert whole == head + twin.chain_hashes(packed[blocks * block_size * 4 :], block_size, salt="s", parent=parent)
     assert unpack_tokens(packed) == tokens
-    assert len(sequence_hashes_with_tail(packed, block_size)) == -(-len(tokens) // block_size)
+    assert len(twin.sequence_hashes_with_tail(packed, block_size)) == -(-len(tokens) // block_size)
 
 
-def test_bad_arguments() -> None:
+def test_bad_arguments(twin: Twin) -> None:
     """A block size below 1, half a token and a token beyond u32 are refused by name."""
     with pytest.raises(BlockSizeError):
-        chain_hashes(b"", 0)
+        twin.chain_hashes(b"", 0)
     with pytest.raises(TokensError):
-        chain_hashes(b"abc", 4)
+        twin.chain_hashes(b"abc", 4)
     with pytest.raises(TokensError):
         pack_tokens([2**32])
     with pytest.raises(TokensError):

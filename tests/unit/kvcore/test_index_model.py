@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from kvcore.events import Cleared, Removed, Stored, Tier
 from kvcore.index import IndexLimits, PrefixIndex
 from kvcore.residency import best_tier
 from tests.unit.kvcore.making import BLOCK_SIZE, batch, chain_of_names, tiers, tokens_of
+from tests.unit.kvcore.twins import Twin
 
 # A small forest of blocks: the parent of each.
 PARENTS: tuple[int | None, ...] = (None, 0, 1, 2, 1, 4, 0, 6, None, 8)
@@ -79,23 +81,27 @@ class NaiveRank:
 
 @settings(max_examples=40, deadline=None)
 @given(operations(ranks=3, nodes=len(PARENTS), size=40), st.booleans())
-def test_any_history_against_a_naive_model(history: list[tuple[object, ...]], hidden_namespaces: bool) -> None:
+def test_any_history_against_a_naive_model(
+    twin: Twin, history: list[tuple[object, ...]], hidden_namespaces: bool
+) -> None:
     """After every step each rank's match of every chain is the model's, whatever came in whatever order."""
-    run(history, IndexLimits(), hidden_namespaces=hidden_namespaces, exact=True)
+    run(twin, history, IndexLimits(), hidden_namespaces=hidden_namespaces, exact=True)
 
 
 @settings(max_examples=40, deadline=None)
 @given(operations(ranks=1, nodes=4, size=60), st.booleans(), st.integers(0, 2), st.integers(1, 6), st.integers(3, 30))
 def test_any_history_under_tight_bounds(
-    history: list[tuple[object, ...]], hidden_namespaces: bool, remembered: int, held: int, blocks: int
+    twin: Twin, history: list[tuple[object, ...]], hidden_namespaces: bool, remembered: int, held: int, blocks: int
 ) -> None:
     """What is forgotten, dropped or evicted may shorten a match, never lengthen it, and the counts stay right."""
     limits = IndexLimits(max_blocks=blocks, max_held=held, max_remembered=remembered)
-    run(history, limits, hidden_namespaces=hidden_namespaces, exact=False)
+    run(twin, history, limits, hidden_namespaces=hidden_namespaces, exact=False)
 
 
-def run(history: list[tuple[object, ...]], limits: IndexLimits, *, hidden_namespaces: bool, exact: bool) -> None:
-    index = PrefixIndex(limits)
+def run(
+    twin: Twin, history: list[tuple[object, ...]], limits: IndexLimits, *, hidden_namespaces: bool, exact: bool
+) -> None:
+    index = twin.PrefixIndex(limits)
     model = [NaiveRank() for _ in RANKS]
     for operation in history:
         match operation:
@@ -138,7 +144,7 @@ def run(history: list[tuple[object, ...]], limits: IndexLimits, *, hidden_namesp
                 index.clear_rank(*RANKS[who])
                 model[who] = NaiveRank()
             case ("reload", int(who)):
-                fresh = PrefixIndex(limits)
+                fresh = twin.PrefixIndex(limits)
                 fresh.load(index.dump())
                 assert fresh.content() == index.content()
                 index = fresh
@@ -170,7 +176,26 @@ def compare(index: PrefixIndex, model: list[NaiveRank], *, exact: bool) -> None:
 
 
 def check_bookkeeping(index: PrefixIndex) -> None:
-    """What is counted on the way equals what can be counted now."""
+    """What is counted on the way equals what can be counted now; in the Python twin, of its innards too."""
+    content, stats = index.content(), index.stats()
+    assert set(content) == set(index.ranks())
+    groups = Counter((rank, place[0]) for rank, held in content.items() for place in set(_groups(held)))
+    assert stats.resident == groups.total()
+    assert stats.unique == len({own for held in content.values() for own in held})
+    for rank in content:
+        assert index.resident(*rank) == max((count for (of, _), count in groups.items() if of == rank), default=0)
+    if isinstance(index, PrefixIndex):
+        check_innards(index)
+
+
+def _groups(held: dict[int, tuple[tuple[int, int, int], ...]]) -> Iterator[tuple[int, int]]:
+    """(group, chain hash) of each block that a rank holds."""
+    for own, places in held.items():
+        yield from {(group, own) for group, _, _ in places}
+
+
+def check_innards(index: PrefixIndex) -> None:
+    """Every count that the Python twin keeps, recounted."""
     presence: Counter[int] = Counter()
     for owner in index._ranks.values():
         for group in owner.groups.values():
@@ -193,11 +218,11 @@ def check_bookkeeping(index: PrefixIndex) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
-def test_order_of_stores_and_removals_does_not_matter(order: list[int], gone: set[int]) -> None:
+def test_order_of_stores_and_removals_does_not_matter(twin: Twin, order: list[int], gone: set[int]) -> None:
     """A chain stored block by block in any order, some blocks removed: the same content as in chain order."""
 
     def build(nodes: list[int]) -> PrefixIndex:
-        index = PrefixIndex()
+        index = twin.PrefixIndex()
         for node in nodes:
             parent = None if node == 0 else node
             event = Stored(hashes=(node + 1,), parent=parent, tokens=tokens_of([node]), block_size=BLOCK_SIZE)
@@ -213,13 +238,13 @@ def test_order_of_stores_and_removals_does_not_matter(order: list[int], gone: se
     assert bool(index.stats().holed) == bool(holes)
 
 
-def test_a_hole_healed_under_another_name() -> None:
+def test_a_hole_healed_under_another_name(twin: Twin) -> None:
     """0 and 1 stored, 0 removed, stored under a second engine hash, then under the first again: one block, no hole."""
 
     def zero(engine: int) -> Stored:
         return Stored(hashes=(engine,), tokens=tokens_of([0]), block_size=BLOCK_SIZE)
 
-    index = PrefixIndex()
+    index = twin.PrefixIndex()
     one = Stored(hashes=(2,), parent=1, tokens=tokens_of([1]), block_size=BLOCK_SIZE)
     for events in ([zero(1), one], [Removed(hashes=(1,))], [zero(7)], [zero(1)], [Removed(hashes=(7,))]):
         index.apply("w", 0, batch(*events))

@@ -15,6 +15,7 @@ from kvcore.events import Cleared, Event, Removed, Stored, Tier
 from kvcore.index import PrefixIndex
 from tests.unit.kvcore.making import batch, chain_of_names, stored, tiers
 from tests.unit.kvcore.test_index_model import PARENTS, PATHS, check_bookkeeping
+from tests.unit.kvcore.twins import Twin
 
 RANKS = (("a", 0), ("a", 1), ("b", 0))
 CHAINS = [chain_of_names(names) for names in PATHS]
@@ -45,8 +46,8 @@ events: st.SearchStrategy[Event] = st.one_of(
 histories = st.lists(st.tuples(st.sampled_from(RANKS), events), max_size=30)
 
 
-def told(history: list[tuple[tuple[str, int], Event]]) -> PrefixIndex:
-    index = PrefixIndex()
+def told(twin: Twin, history: list[tuple[tuple[str, int], Event]]) -> PrefixIndex:
+    index = twin.PrefixIndex()
     for rank, event in history:
         index.apply(*rank, batch(event))
     return index
@@ -55,6 +56,7 @@ def told(history: list[tuple[tuple[str, int], Event]]) -> PrefixIndex:
 @settings(max_examples=40, deadline=None)
 @given(before=histories, source=histories, live=histories, wanted=st.sets(st.sampled_from(RANKS)))
 def test_an_index_lives_on_while_ranks_are_prepared(
+    twin: Twin,
     before: list[tuple[tuple[str, int], Event]],
     source: list[tuple[tuple[str, int], Event]],
     live: list[tuple[tuple[str, int], Event]],
@@ -62,7 +64,7 @@ def test_an_index_lives_on_while_ranks_are_prepared(
 ) -> None:
     """Between any two steps batches of any rank are applied, and every answer is that of an index that nothing is
     loaded into; adopted ranks then hold what was dumped, all others what they were told."""
-    index, plain, origin = told(before), told(before), told(source)
+    index, plain, origin = told(twin, before), told(twin, before), told(twin, source)
     news: Iterator[tuple[tuple[str, int], Event]] = iter(live)
 
     def live_on(ranks: set[tuple[str, int]]) -> None:
@@ -95,21 +97,21 @@ def test_an_index_lives_on_while_ranks_are_prepared(
 
 @settings(max_examples=40, deadline=None)
 @given(source=histories)
-def test_steps_of_a_dump_and_of_a_load_add_up(source: list[tuple[tuple[str, int], Event]]) -> None:
+def test_steps_of_a_dump_and_of_a_load_add_up(twin: Twin, source: list[tuple[tuple[str, int], Event]]) -> None:
     """In whatever steps, a dump loads into the same content, and dumps alike again."""
-    index, copy = told(source), PrefixIndex()
+    index, copy = told(twin, source), twin.PrefixIndex()
     copy.load(index.dump())
     assert copy.content() == index.content()
-    again = PrefixIndex()
+    again = twin.PrefixIndex()
     again.load(copy.dump())
     assert again.content() == index.content()
     check_bookkeeping(again)
 
 
-def test_what_was_prepared_in_vain_is_given_back() -> None:
+def test_what_was_prepared_in_vain_is_given_back(twin: Twin) -> None:
     """A damaged column that is found halfway, or a caller who gives up: the index is as before."""
-    origin = told([(("w", 0), store(node, Tier.DEVICE, False)) for node in range(8)])
-    index = PrefixIndex()
+    origin = told(twin, [(("w", 0), store(node, Tier.DEVICE, False)) for node in range(8)])
+    index = twin.PrefixIndex()
     steps = index.prepare(origin.dump())
     for _ in range(3):
         next(steps)
@@ -125,9 +127,9 @@ def test_what_was_prepared_in_vain_is_given_back() -> None:
     check_bookkeeping(index)
 
 
-def test_a_rank_stands_once_in_a_dump() -> None:
+def test_a_rank_stands_once_in_a_dump(twin: Twin) -> None:
     """Two contradicting pictures of one rank are no picture."""
-    twice = dump.decode_dump(told([(("w", 0), store(0, Tier.DEVICE, False))]).dump())
+    twice = dump.decode_dump(told(twin, [(("w", 0), store(0, Tier.DEVICE, False))]).dump())
     twice.ranks *= 2
     with pytest.raises(BadDumpError, match="twice"):
-        PrefixIndex().load(dump.encode_dump(twice))
+        twin.PrefixIndex().load(dump.encode_dump(twice))

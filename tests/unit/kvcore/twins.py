@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvcore import events, hashing, index
 from kvcore.errors import TwinError
@@ -58,3 +58,18 @@ NATIVE_MISSING = _missing()
 """Why there is no native twin to test; ``None``: there is one."""
 PYTHON = twin_of("python", index, events, hashing)
 NATIVE = None if NATIVE_MISSING is not None else twin_of("native", importlib.import_module("tidegate_kvcore"))
+
+
+def is_stored(event: object) -> TypeGuard[events.Stored]:
+    """Whether it is a stored event of either twin."""
+    return type(event).__name__ == "Stored"
+
+
+def is_removed(event: object) -> TypeGuard[events.Removed]:
+    """Whether it is a removed event of either twin."""
+    return type(event).__name__ == "Removed"
+
+
+def is_cleared(event: object) -> TypeGuard[events.Cleared]:
+    """Whether it is a cleared event of either twin."""
+    return type(event).__name__ == "Cleared"

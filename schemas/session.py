@@ -13,6 +13,9 @@ RequestKind = Literal["turn", "title", "compaction", "count_tokens", "final"]
 """What a request is to its session. Only ``turn`` (and ``final``) may move the session's state: a side request
 (title, compaction, count_tokens) shares the id but not the prefix."""
 
+MOVES_SESSION: frozenset[RequestKind] = frozenset({"turn", "final"})
+"""Kinds of requests that move their session's place and state."""
+
 InputTrigger = Literal["user_message", "tool_result", "other"]
 
 Family = Literal["tidegate", "dynamo", "claude_code", "codex", "pi", "opencode", "affinity", "body", "request"]

@@ -14,7 +14,7 @@ from schemas.admit import AdmitCancel, AdmitRequest, Grant, Granted, Held, Refus
 from schemas.decision import Decision
 from schemas.index import MatchReply, MatchRequest
 from schemas.policy import RouteAnswer, RouteQuestion
-from schemas.session import SessionKey
+from schemas.session import MOVES_SESSION, SessionKey
 from services.admission.asks import Ask, Stage
 from services.admission.cost import Prompt, booked_prefill_tokens, predicted_cached_tokens
 from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply
@@ -24,7 +24,6 @@ from services.admission.holds import HoldQueue
 from services.admission.placement import EVENT_LAG_S, NO_PREFERENCE, IndexView, Placement, Preference, place
 from services.admission.replies import granted_reply
 from services.admission.requests import RequestRecord
-from services.admission.sessions import MOVES_SESSION
 from services.admission.state import AdmissionState
 from services.admission.workers import Worker
 

@@ -12,15 +12,13 @@ from enum import Enum
 from typing import Literal
 
 from schemas.request import Usage
-from schemas.session import RequestKind, SessionIdentity, SessionKey
+from schemas.session import MOVES_SESSION, RequestKind, SessionIdentity, SessionKey
 
 FactState = Literal["opened", "acting", "closed"]
 """The transitions that the bus is told."""
 
 MAX_ID_CHARACTERS = 256 * 1024 * 1024
 """Of all sessions together: ids are the client's, and a header may have tens of thousands of characters."""
-
-MOVES_SESSION: frozenset[RequestKind] = frozenset({"turn", "final"})
 
 
 class SessionState(Enum):

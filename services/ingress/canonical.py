@@ -20,7 +20,7 @@ BILLING_LINE = "x-anthropic-billing-header:"
 """How Claude Code's attribution block begins; it differs from session to session (harness.md §2)."""
 
 _any = msgspec.json.Decoder()
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _text(content: Any) -> str:
     for part in content:
         if isinstance(part, str):
             texts.append(part)
-        elif isinstance(part, dict) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
+        elif isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__

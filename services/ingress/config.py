@@ -19,12 +19,14 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     these are until keys are configured.
 
     ``tokenizers``: model to the directory or ``tokenizer.json`` of its tokenizer. ``tokenize``: ``local``: with those;
-    ``engine``: by the engine's ``/tokenize``; ``auto``: local where there is one, else the engine; ``none``: neither,
-    requests are placed by session and load. ``tokenize_threads`` work on at most ``tokenize_queue`` prompts; a
-    request over that bound, or whose tokens take longer than ``tokenize_timeout_s``, is placed without its chain.
-    ``prompt_bytes``: a request with a larger body is not counted by anybody and placed without its chain
-    (``too_large``): a tokenizer needs many times a prompt's memory. ``tokenize_cache_bytes``: tokens of conversations
-    that are kept per model, so that a resent one costs its new tail.
+    ``engine``: by the engine's ``/tokenize``; ``auto``: local where there is one, else the engine; ``none``: neither.
+    ``tokenize_threads`` work on at most ``tokenize_queue`` prompts; a request over that bound, or whose tokens take
+    longer than ``tokenize_timeout_s``, is placed without its tokens. ``prompt_bytes``: a request with a larger body is
+    not counted by anybody (``too_large``): a tokenizer needs many times a prompt's memory. ``tokenize_cache_bytes``:
+    tokens of conversations that are kept per model, so that a resent one costs its new tail.
+
+    ``text_blocks``: a prompt without tokens is placed by where its text was sent before, in blocks of
+    ``text_block_bytes`` bytes of UTF-8, of which the first ``text_bytes`` count; off: by session and load.
 
     ``body_bytes``: larger requests get 413. ``held_body_bytes``: bodies of all requests that are being read or are not
     over; a request that does not fit gets 503 ``busy`` before its body is read. ``body_timeout_s``: a body that is not
@@ -56,6 +58,10 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     tokenize_timeout_s: float = 2.0
     prompt_bytes: int = 4 * MEBIBYTE
     tokenize_cache_bytes: int = 256 * MEBIBYTE
+
+    text_blocks: bool = True
+    text_block_bytes: int = 256
+    text_bytes: int = MEBIBYTE
 
     body_bytes: int = 32 * MEBIBYTE
     held_body_bytes: int = 512 * MEBIBYTE
@@ -91,6 +97,8 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
             "tokenize_timeout_s",
             "prompt_bytes",
             "tokenize_cache_bytes",
+            "text_block_bytes",
+            "text_bytes",
             "body_bytes",
             "held_body_bytes",
             "body_timeout_s",

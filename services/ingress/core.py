@@ -16,6 +16,7 @@ from bus.facts import FactNumbers
 from schemas.admit import AdmitCancel, AdmitRequest, DecisionMode, Granted, Held, Refused
 from schemas.base import Fact, to_json
 from schemas.ingress import InFlight, IngressState
+from schemas.placed import Placed
 from schemas.request import (
     Outcome,
     RequestAccepted,
@@ -24,6 +25,7 @@ from schemas.request import (
     RequestFirstToken,
     RequestProgress,
 )
+from schemas.session import MOVES_SESSION
 from services.ingress import events, placement
 from services.ingress.answers import AnswerFacts
 from services.ingress.effects import (
@@ -47,6 +49,9 @@ from services.ingress.workers import Workers
 
 STATE_PART_BYTES = 4 * 1024 * 1024
 """Requests in one `IngressState` weigh at most so much: half of what a message may (DESIGN.md §3)."""
+
+UNKNOWN_BLOCK_SIZE = 16
+"""Tokens a block, where no worker of the model says: the chain then tells what was sent where."""
 
 _MESSAGES = {
     "no_worker": "No worker can serve this model at the moment.",
@@ -156,7 +161,8 @@ class IngressCore:
         if request.prompt is None or record.kind == "count_tokens":
             return [accepted, self._ask(record, now)]
         pool = self.workers.pool(record.model, now)
-        return [accepted, CountPrompt(record.request_id, request, pool.block_size, pool.adapter)]
+        block_size = pool.block_size or UNKNOWN_BLOCK_SIZE
+        return [accepted, CountPrompt(record.request_id, request, block_size, pool.adapter)]
 
     def _refusal(self, model: str) -> IngressError | None:
         """Why a request for ``model`` is not accepted at all; it leaves no facts and no row."""
@@ -173,12 +179,13 @@ class IngressCore:
     def _counted(self, record: Record, event: events.PromptCounted, now: float) -> list[Effect]:
         record.tokens = event.tokens
         record.tokens_from = event.tokens_from
+        record.text = event.text
         return [self._ask(record, now)]
 
     def _ask(self, record: Record, now: float) -> AskAdmission:
         record.state = "asking"
         record.asked_at = now
-        tokens = record.tokens
+        unit, block_size, chain = record.chain
         question = AdmitRequest(
             request_id=record.request_id,
             model=record.model,
@@ -192,8 +199,9 @@ class IngressCore:
             endpoint=record.request.endpoint,
             input_tokens=record.input_tokens,
             tokens_from=record.tokens_from,
-            block_size=tokens.block_size if tokens else 0,
-            chain=tokens.cached_as if tokens else b"",
+            block_size=block_size,
+            chain=chain,
+            chain_unit=unit,
             max_output_tokens=record.request.max_output_tokens,
             priority=record.request.priority,
             excluded=record.excluded,
@@ -229,7 +237,30 @@ class IngressCore:
         if place is None:
             return self._refuse(record, "no_worker", 503, 1, now)
         state, rank = place
-        return self._dispatch(record, state.worker, rank, state.profile.ranks, state.profile.url, "fallback", None, now)
+        url, ranks = state.profile.url, state.profile.ranks
+        return [
+            self._placed(record, state.worker, rank, now),
+            *self._dispatch(record, state.worker, rank, ranks, url, "fallback", None, now),
+        ]
+
+    def _placed(self, record: Record, worker: str, rank: int, now: float) -> Publish:
+        """What we place ourselves we say ourselves: where approximate sources and sessions are known from."""
+        unit, block_size, chain = record.chain
+        moves = record.kind in MOVES_SESSION
+        fact = Placed(
+            **self._numbers.stamp("placed", now),
+            request_id=record.request_id,
+            model=record.model,
+            worker=worker,
+            rank=rank,
+            session=record.identity.key if moves else None,
+            parent=record.identity.parent if moves else None,
+            mode="fallback",
+            unit=unit,
+            block_size=block_size,
+            chain=chain,
+        )
+        return Publish(subjects.placed(worker), fact, packed=True)
 
     def _dispatch(
         self,

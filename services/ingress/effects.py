@@ -13,10 +13,11 @@ from services.ingress.replies import ErrorReply
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A fact for everyone, as JSON."""
+    """A fact for everyone, as JSON; ``packed``: as MessagePack."""
 
     subject: str
     fact: Fact
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class PublishRow:
 
 @dataclass(frozen=True, slots=True)
 class CountPrompt:
-    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens (``None``: not known, tokens only), under
-    ``adapter`` where the model is one; answer with `events.PromptCounted`, whatever happens."""
+    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens, under ``adapter`` where the model is
+    one, or where there are no tokens its chain over text; answer with `events.PromptCounted`, whatever happens."""
 
     request_id: str
     request: ClientRequest
-    block_size: int | None
+    block_size: int
     adapter: str | None = None
 
 

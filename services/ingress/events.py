@@ -15,6 +15,7 @@ from schemas.worker import WorkerState
 from services.ingress.answers import AnswerFacts
 from services.ingress.endpoints import ClientRequest
 from services.ingress.identity import Resolved
+from services.ingress.texts import TextBlocks
 from services.ingress.tokens import PromptTokens
 
 AdmitFailure = Literal["admit_silent", "no_responders", "bus_down", "bad_reply", "hold_timeout"]
@@ -47,13 +48,14 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCounted:
-    """Answer to `effects.CountPrompt`. Without ``tokens`` the request is placed by session and load; ``skipped`` says
-    why, as a metric label."""
+    """Answer to `effects.CountPrompt`. Without ``tokens`` (``skipped`` says why, as a metric label) the request is
+    placed by its ``text``; without either by session and load."""
 
     request_id: str
     tokens: PromptTokens | None = None
     tokens_from: Literal["tokenizer", "engine", "estimate"] = "estimate"
     skipped: str | None = None
+    text: TextBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

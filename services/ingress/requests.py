@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.admit import DecisionMode, Granted
+from schemas.index import ChainUnit
 from schemas.session import RequestKind, SessionIdentity
 from services.ingress import events
 from services.ingress.endpoints import ClientRequest
 from services.ingress.identity import Resolved
+from services.ingress.texts import TextBlocks
 from services.ingress.tokens import PromptTokens
 
 State = Literal["accepted", "asking", "held", "dispatched", "streaming"]
@@ -79,6 +81,7 @@ class Record:
     excluded: tuple[str, ...] = ()
 
     tokens: PromptTokens | None = None
+    text: TextBlocks | None = None
     tokens_from: Literal["tokenizer", "engine", "estimate"] = "estimate"
 
     asked_at: float | None = None
@@ -115,6 +118,13 @@ class Record:
     def input_tokens(self) -> int:
         """Tokens of the prompt, estimated at four bytes of body each where nobody counted them."""
         return len(self.tokens) if self.tokens is not None else len(self.request.body) // 4
+
+    @property
+    def chain(self) -> tuple[ChainUnit, int, bytes]:
+        """Unit, block size (tokens) and chain hashes of the prompt; the chain is empty where there is none."""
+        if self.tokens is not None:
+            return "tokens", self.tokens.block_size, self.tokens.cached_as
+        return ("text", self.text.block_size, self.text.chain) if self.text is not None else ("tokens", 0, b"")
 
     @property
     def grant_id(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A prompt's tokens: by the model's local tokenizer in a thread, or by an engine's ``/tokenize``, or not at all."""
+"""A prompt's tokens: by the model's local tokenizer in a thread, or by an engine's ``/tokenize``; else its text."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from services.ingress.errors import TemplateError
 from services.ingress.events import PromptCounted
 from services.ingress.shell.local_tokenizer import LocalTokenizer
 from services.ingress.shell.tokenizing import SkippedError, TokenizingPool
+from services.ingress.texts import TextBlocks, text_blocks
 from services.ingress.tokens import PromptTokens, from_ids
 from web.client import HttpClient, Timeouts
 from web.errors import WebError
@@ -26,6 +27,9 @@ log = EventLog(__name__)
 
 ENGINE_PAUSE_S = 60.0
 """An engine that cannot tokenize is not asked again for this long."""
+
+INLINE_BYTES = 32 * 1024
+"""A request with a body up to this is read as text at once (well below a millisecond), a larger one in a thread."""
 
 JSON = [(b"content-type", b"application/json")]
 WorkerUrl = Callable[[str], str | None]
@@ -40,13 +44,15 @@ _tokenized = msgspec.json.Decoder(_Tokenized)
 
 
 class PromptCounter:
-    """Answers `CountPrompt`. Every way out is a `PromptCounted`: a prompt that cannot be counted is never an error."""
+    """Answers `CountPrompt`. Every way out is a `PromptCounted`: a prompt that cannot be read is never an error."""
 
     def __init__(self, settings: IngressSettings, client: HttpClient, worker_url: WorkerUrl) -> None:
         self._settings = settings
         self._client = client
         self._worker_url = worker_url
         self._pool = TokenizingPool(settings.tokenize_threads, settings.tokenize_queue, settings.tokenize_timeout_s)
+        # Tokenizers may have taken every thread of the other pool: that is one reason for a chain over text.
+        self._texts = TokenizingPool(1, settings.tokenize_queue, settings.tokenize_timeout_s)
         self._tokenizers: dict[str, LocalTokenizer] = {}
         self._not_before: dict[str, float] = {}
 
@@ -62,7 +68,7 @@ class PromptCounter:
     @property
     def depth(self) -> int:
         """Prompts being counted or waiting for a thread."""
-        return self._pool.depth
+        return self._pool.depth + self._texts.depth
 
     def cache_tokens(self) -> tuple[int, int]:
         """Tokens found in the cache, and encoded, since the start."""
@@ -70,17 +76,31 @@ class PromptCounter:
         return sum(one.hit_tokens for one in tokenizers), sum(one.missed_tokens for one in tokenizers)
 
     async def count(self, effect: CountPrompt) -> PromptCounted:
-        """The tokens of one prompt, or why there are none."""
+        """The tokens of one prompt, or why there are none, and its text's chain instead."""
         try:
             tokens, tokens_from = await self._count(effect)
-        except SkippedError as error:
-            return PromptCounted(request_id=effect.request_id, skipped=error.reason)
-        except TemplateError as error:
-            return PromptCounted(request_id=effect.request_id, skipped=error.reason)
+        except (SkippedError, TemplateError) as error:
+            skipped: str = error.reason
         except Exception as error:  # noqa: BLE001 - tokenizers and templates raise anything; the engine will judge
             log.warning("prompt_not_counted", error=error, request=effect.request_id, model=effect.request.model)
-            return PromptCounted(request_id=effect.request_id, skipped="failed")
-        return PromptCounted(request_id=effect.request_id, tokens=tokens, tokens_from=tokens_from)
+            skipped = "failed"
+        else:
+            return PromptCounted(request_id=effect.request_id, tokens=tokens, tokens_from=tokens_from)
+        return PromptCounted(request_id=effect.request_id, skipped=skipped, text=await self._text(effect))
+
+    async def _text(self, effect: CountPrompt) -> TextBlocks | None:
+        settings, request, adapter = self._settings, effect.request, effect.adapter
+        if not settings.text_blocks:
+            return None
+
+        def chain() -> TextBlocks | None:
+            sizes = {"block_bytes": settings.text_block_bytes, "max_bytes": settings.text_bytes}
+            return text_blocks(request, adapter=adapter, **sizes)
+
+        try:
+            return chain() if len(request.body) <= INLINE_BYTES else await self._texts.run(chain)
+        except SkippedError:
+            return None
 
     async def _count(self, effect: CountPrompt) -> tuple[PromptTokens, Literal["tokenizer", "engine"]]:
         prompt = effect.request.prompt
@@ -122,6 +142,7 @@ class PromptCounter:
 
     def close(self) -> None:
         self._pool.close()
+        self._texts.close()
 
 
 def _read_tokens(answer: bytes, block_size: int | None) -> PromptTokens:

@@ -55,7 +55,7 @@ class Dispatcher:
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Publish):
-            self._publish(effect.subject, to_json(effect.fact))
+            self._publish(effect.subject, to_msgpack(effect.fact) if effect.packed else to_json(effect.fact))
         elif isinstance(effect, PublishRow):
             self._rows.publish(effect.subject, to_json(effect.row), effect.message_id)
             self._metrics.row(effect.row)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from bus import subjects
 from schemas.base import to_json
 from schemas.ingress import IngressState
+from schemas.placed import Placed
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress, Usage
 from services.ingress import events
 from services.ingress.answers import AnswerFacts
@@ -28,6 +30,7 @@ from services.ingress.effects import (
 )
 from services.ingress.errors import MisuseError
 from services.ingress.requests import FAILURES, RETRY_STATUSES, STEPS
+from services.ingress.texts import TextBlocks
 from tests.unit.ingress.builders import GOOD, MODEL, Scene, counted, granted, held, received, refused, worker
 
 R = "r1"
@@ -191,12 +194,57 @@ def test_without_a_leader_a_session_has_its_place(reason: events.AdmitFailure) -
         scene.play(received(R, headers={"x-session-id": "S"}, messages=[{"role": "user", "content": str(number)}]))
         scene.play(counted(R))
         effects = scene.play(undecided(reason))
-        assert kinds(effects) == ["RequestDispatched", "Forward"]
+        assert kinds(effects) == ["Placed", "RequestDispatched", "Forward"]
         chosen.add(only(effects, Forward).worker)
-        fact = only(effects, Publish).fact
+        _, fact = [effect.fact for effect in effects if isinstance(effect, Publish)]
         assert isinstance(fact, RequestDispatched)
         assert (fact.mode, fact.grant_id) == ("fallback", None)
     assert len(chosen) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])
+def test_what_we_place_ourselves_is_said(path: str) -> None:
+    """Without a leader the ingress publishes what it sent where, as admission would; a side request names no session,
+    for it does not move it."""
+    scene = Scene("w1")
+    scene.play(received(R, path=path, headers={"x-session-id": "S"}))
+    scene.play(counted(R))
+    said = scene.play(undecided("bus_down"))[0]
+    assert isinstance(said, Publish)
+    assert (said.subject, said.packed) == ("tg.v1.placed.w1", True)
+    assert isinstance(said.fact, Placed)
+    is_turn = path == "/v1/chat/completions"
+    assert (said.fact.request_id, said.fact.worker, said.fact.rank, said.fact.mode) == (R, "w1", 0, "fallback")
+    assert (said.fact.session is not None, len(said.fact.chain) // 8, said.fact.block_size) == (
+        (True, 2, 4) if is_turn else (False, 0, 0)
+    )
+    assert said.fact.indexed is None, "nobody asked the index: nothing to be compared"
+
+
+def test_text_where_there_are_no_tokens() -> None:
+    """The chain over text is asked with as such; tokens stay an estimate, and the row names no hashes of tokens."""
+    scene = Scene("w1")
+    scene.play(received(R))
+    text = TextBlocks(64, bytes(16))
+    ask = only(scene.play(events.PromptCounted(request_id=R, skipped="no_tokenizer", text=text)), AskAdmission).question
+    assert (ask.chain_unit, ask.block_size, ask.chain, ask.tokens_from) == ("text", 64, bytes(16), "estimate")
+    effects = scene.play(undecided("admit_silent"))
+    placed = next(effect.fact for effect in effects if isinstance(effect, Publish))
+    assert isinstance(placed, Placed)
+    assert (placed.unit, placed.block_size, placed.chain) == ("text", 64, bytes(16))
+    scene.play(first_byte(), ended(answer=AnswerFacts(complete=True)))
+    _, row = scene.end()
+    assert row.request is not None
+    assert (row.request.replay, row.request.kv_hit_rate, row.request.usage_estimated) == (None, None, True)
+
+
+def test_a_pool_that_does_not_say_its_block_size() -> None:
+    """Engines without events may not name it: tokens are chained in blocks of 16 all the same."""
+    scene = Scene()
+    told = worker("w1").state
+    unsized = msgspec.structs.replace(told, profile=msgspec.structs.replace(told.profile, block_size=None))
+    scene.play(events.WorkerHeard(state=unsized))
+    assert only(scene.play(received(R)), CountPrompt).block_size == 16
 
 
 def test_fallback_can_be_switched_off() -> None:

@@ -1,0 +1,137 @@
+"""A prompt as text, for a chain where there are no token ids: in the order in which a model sees it, piece by piece.
+
+The text only has to be the same for what a model sees the same, and to grow at its end when the conversation does:
+tools, system, then one message after the other. It is nobody's chat template. What the model does not see is left out
+(spec: harness.md §6.3: cache marks, item ids, reasoning of earlier turns); what cannot be read as text (an image) goes
+in as its JSON; nothing here refuses a prompt. One message is decoded at a time, and none beyond the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvcore.text_blocks import BYTES_PER_TOKEN, TextChain
+from schemas.base import UNDECODABLE
+from services.ingress.canonical import TEXT_PARTS
+from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt
+
+_ITEM, _PART = "\x1e", "\x1f"
+"""Before an item (a tool, a message), and before each further thing in it."""
+
+_HIDDEN = frozenset({"id", "status", "role", "content", "cache_control"})
+"""Members of an item that say nothing, or are said in its text."""
+_NOT_SHOWN = frozenset({"reasoning", "thinking", "redacted_thinking"})
+"""Types of items and parts that the model is not shown again."""
+
+_any = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlocks:
+    """``chain``: chain hashes of a prompt's full text blocks, u64 little-endian. ``block_size``: about how many tokens
+    a block is."""
+
+    block_size: int
+    chain: bytes
+
+
+def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int, max_bytes: int) -> TextBlocks | None:
+    """The text chain of a request's prompt, of at most ``max_bytes`` of it; ``None`` where there is no text.
+
+    A prompt that was let go because of its size (`LargePrompt`) is taken as the body that it came in: that begins
+    alike from turn to turn as well.
+    """
+    chain = TextChain(block_bytes, max_bytes=max_bytes, adapter=adapter, salt=request.cache_salt)
+    match request.prompt:
+        case ChatPrompt() as prompt:
+            for piece in _chat(prompt):
+                chain.feed(piece)
+                if chain.full:
+                    break
+        case TextPrompt(text=text):
+            chain.feed(text[:max_bytes].encode("utf-8", "surrogatepass"))
+        case LargePrompt():
+            chain.feed(request.body)
+        case _:
+            return None
+    return TextBlocks(max(1, block_bytes // BYTES_PER_TOKEN), chain.chain())
+
+
+def _chat(prompt: ChatPrompt) -> Iterator[bytes]:
+    for tool in prompt.tools:
+        yield from _encoded(_item(tool))
+    if prompt.system is not None:
+        yield from _encoded(_system(prompt.system))
+    for message in prompt.messages:
+        yield from _encoded(_item(message))
+
+
+def _encoded(texts: Iterator[str | bytes]) -> Iterator[bytes]:
+    for text in texts:
+        yield text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+def _system(raw: msgspec.Raw) -> Iterator[str | bytes]:
+    yield f"{_ITEM}system"
+    try:
+        yield from _content(_any.decode(raw))
+    except UNDECODABLE:
+        yield bytes(raw)
+
+
+def _item(raw: msgspec.Raw) -> Iterator[str | bytes]:
+    """One tool, message or input item, all of its pieces."""
+    try:
+        item = _any.decode(raw)
+    except UNDECODABLE:
+        yield bytes(raw)
+        return
+    if not isinstance(item, dict):
+        yield f"{_ITEM}{_PART}"
+        yield item if isinstance(item, str) else _json(item)
+        return
+    if item.get("type") in _NOT_SHOWN:
+        return
+    yield f"{_ITEM}{item.get('role', '')}"
+    yield from _content(item.get("content"))
+    rest = {name: value for name, value in item.items() if name not in _HIDDEN}
+    if rest.get("type") == "message":
+        del rest["type"]
+    if rest:
+        yield _PART
+        yield _json(rest)
+
+
+def _content(content: Any) -> Iterator[str | bytes]:
+    """A text and a list of one text are the same."""
+    for part in content if isinstance(content, list) else [content]:
+        if part is None:
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _NOT_SHOWN:
+            continue
+        yield _PART
+        if isinstance(part, str):
+            yield part
+        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            yield part["text"]
+        else:
+            yield _json(part)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(_without_marks(value))
+    except (RecursionError, UnicodeEncodeError, msgspec.EncodeError):
+        return b"?"
+
+
+def _without_marks(value: Any) -> Any:
+    """Without cache marks, which wander from message to message (spec: user-cases C5)."""
+    if isinstance(value, dict):
+        return {name: _without_marks(item) for name, item in value.items() if name != "cache_control"}
+    return [_without_marks(item) for item in value] if isinstance(value, list) else value

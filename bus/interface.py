@@ -1,7 +1,8 @@
 """What a service may ask of the bus. Two implementations pass one conformance suite: `bus.nats` and `bus.memory`.
 
 Handlers are plain functions called on the event loop, one message after the other per subscription, in order of
-arrival; what they raise is counted and logged, never lost silently, and ends nothing.
+arrival; what they raise is counted and logged, never lost silently, and ends nothing. Where many messages wait for one
+subscription, everybody else has a turn every `TURN_S`; what waits is bounded by its ``pending_limit``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+
+TURN_S = 0.002
+"""How long the handler of one subscription is called again and again before everybody else has a turn."""
 
 
 class BusMessage(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from bus.answers import Answers
 from bus.errors import BusTimeoutError, ClosedError, NotConnectedError, PayloadTooLargeError, WrongRevisionError
 from bus.interface import (
+    TURN_S,
     BusMessage,
     BusStats,
     Consumer,
@@ -68,7 +69,13 @@ class MemorySubscription:
 
     def _deliver(self) -> None:
         self._scheduled = False
+        loop = asyncio.get_running_loop()
+        due = loop.time() + TURN_S
         while self._waiting and not self._stopped:
+            if loop.time() >= due:
+                self._scheduled = True
+                loop.call_soon(self._deliver)
+                return
             message = self._waiting.popleft()
             self.delivered += 1
             try:

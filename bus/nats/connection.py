@@ -35,6 +35,7 @@ from bus.errors import (
     SettingsError,
 )
 from bus.interface import (
+    TURN_S,
     BusMessage,
     BusStats,
     Consumer,
@@ -85,6 +86,8 @@ class NatsSubscription:
         self._subject = subject
         self._handler = handler
         self._stopped = False
+        self._loop = asyncio.get_running_loop()
+        self._turn_began = 0.0
         self.raw: RawSubscription | None = None
         self.delivered = 0
         self.dropped = 0
@@ -109,6 +112,10 @@ class NatsSubscription:
             self.failed += 1
             if self.failed & (self.failed - 1) == 0:  # at each doubling: a flood shall not fill the log
                 log.exception("handler_failed", subject=message.subject, failures=self.failed)
+        # nats-py hands over all that waits without a pause: a flood on one subject shall not make the others wait.
+        if self.raw is not None and self.raw.pending_msgs and self._loop.time() - self._turn_began >= TURN_S:
+            await asyncio.sleep(0)
+            self._turn_began = self._loop.time()
 
     async def unsubscribe(self) -> None:
         if self._stopped:

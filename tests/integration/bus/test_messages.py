@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from bus.errors import ClosedError, PayloadTooLargeError
@@ -182,3 +184,25 @@ async def test_a_closed_bus_says_so(server: Server) -> None:
         await bus.subscribe("x", got)
     with pytest.raises(ClosedError):
         await bus.flush()
+
+
+async def test_a_flood_on_one_subject_lets_the_others_have_their_turn(server: Server) -> None:
+    """A thousand messages that each take a while to handle: a question that comes behind them is answered long before
+    the last of them was handled, and none is lost (user case: a fleet's KV events must not delay decisions)."""
+    bus, sender = await server.connect(), await server.connect()
+    handled, handled_before_the_question = 0, []
+
+    def slowly(message: BusMessage) -> None:
+        nonlocal handled
+        until = time.perf_counter() + 0.0005
+        while time.perf_counter() < until:
+            pass
+        handled += 1
+
+    await bus.subscribe("flood", slowly)
+    await bus.subscribe("question", lambda message: handled_before_the_question.append(handled))
+    for _ in range(1_000):
+        sender.publish("flood", b"x" * 100)
+    sender.publish("question", b"")
+    await eventually(lambda: handled == 1_000, what="all are handled")
+    assert handled_before_the_question[0] < 900

@@ -16,13 +16,13 @@ import uvloop
 from bus.interface import BusMessage
 from bus.nats import connect
 from load.bench.measure import percentile
+from load.bench.options import Options
 
 QUESTION_BYTES = 4096
-ROUNDS = 5
 PER_ROUND = 400
 
 
-async def _measure(url: str) -> dict[str, object]:
+async def _measure(url: str, rounds: int, per_round: int) -> dict[str, object]:
     ours_server = await connect(url, name="bench-server", timeout_s=10.0)
     ours = await connect(url, name="bench-client", timeout_s=10.0)
     plain = await nats_py.connect(url)
@@ -41,12 +41,12 @@ async def _measure(url: str) -> dict[str, object]:
     question = bytes(QUESTION_BYTES)
     ours_us: list[float] = []
     plain_us: list[float] = []
-    for _ in range(ROUNDS):
-        for _ in range(PER_ROUND):
+    for _ in range(rounds):
+        for _ in range(per_round):
             start = time.perf_counter_ns()
             await ours.request("bench.ours", question, timeout_s=5.0)
             ours_us.append((time.perf_counter_ns() - start) / 1000)
-        for _ in range(PER_ROUND):
+        for _ in range(per_round):
             start = time.perf_counter_ns()
             await plain.request("bench.plain", question, timeout=5.0)
             plain_us.append((time.perf_counter_ns() - start) / 1000)
@@ -65,7 +65,7 @@ async def _measure(url: str) -> dict[str, object]:
     }
 
 
-def run() -> dict[str, object]:
+def run(options: Options) -> dict[str, object]:
     """p50 and p99 of one question at a time, 4 KiB (a chain of 512 blocks)."""
     executable = str(Path(sys.executable).parent / "nats-server")
     with socket.socket() as probe:
@@ -76,7 +76,8 @@ def run() -> dict[str, object]:
         server = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_measure(f"nats://127.0.0.1:{port}"))
+                per_round = 20 if options.quick else PER_ROUND
+                return runner.run(_measure(f"nats://127.0.0.1:{port}", options.runs, per_round))
         finally:
             server.terminate()
             server.wait(timeout=10)

@@ -22,29 +22,7 @@ from tests.unit.kvcore.making import (
 )
 from tests.unit.kvcore.twins import Twin, is_stored
 
-# Spec: index-and-routing §2.5, the right answers.
-
-
-def test_removing_a_middle_block_cuts_the_prefix(twin: Twin) -> None:
-    """Store 0..3, remove 1: score 1."""
-    assert reach(index_of(twin, stored([0, 1, 2, 3]), removed([1])), [0, 1, 2, 3]) == 1
-
-
-def test_storing_the_middle_block_again_heals_the_prefix(twin: Twin) -> None:
-    """Then store 1 again: 2 and 3 never left the engine, score 4 (the peer says 2)."""
-    index = index_of(twin, stored([0, 1, 2, 3]), removed([1]), stored([1], 0))
-    assert reach(index, [0, 1, 2, 3]) == 4
-    assert index.stats().holed == 0
-
-
-def test_appending_after_the_heal(twin: Twin) -> None:
-    """Then append 4 under 3: score 5 (the peer rejects it)."""
-    assert (
-        reach(index_of(twin, stored([0, 1, 2, 3]), removed([1]), stored([1], 0), stored([4], 3)), [0, 1, 2, 3, 4]) == 5
-    )
-    assert (
-        reach(index_of(twin, stored([0, 1, 2, 3]), removed([1]), stored([4], 3), stored([1], 0)), [0, 1, 2, 3, 4]) == 5
-    )
+# What is counted in the cases of `test_peer_cases`, and what the index does beyond them.
 
 
 def test_a_child_before_its_parent(twin: Twin) -> None:
@@ -73,31 +51,6 @@ def test_a_duplicate_store_is_a_second_copy(twin: Twin) -> None:
     assert reach(index, [0, 1]) == 2
     index.apply("w", 0, batch(removed([1])))
     assert reach(index, [0, 1]) == 1
-
-
-def test_tiers_in_order(twin: Twin) -> None:
-    """GPU {0,1}, host {2,3}, disk {4}, external {5}: 2, 2, 1 and 1 blocks."""
-    index = index_of(
-        twin,
-        stored([0, 1]),
-        stored([2, 3], 1, Tier.HOST),
-        stored([4], 3, Tier.DISK),
-        stored([5], 4, Tier.EXTERNAL),
-    )
-    assert tiers(index, chain_of_names(range(6))) == {("w", 0): (2, 2, 1, 1)}
-
-
-def test_a_hole_between_tiers(twin: Twin) -> None:
-    """GPU {0}, host {2,3}, nobody has 1: one block."""
-    index = index_of(twin, stored([0, 1, 2, 3]), removed([1, 2, 3]), stored([2, 3], 1, Tier.HOST))
-    assert tiers(index, chain_of_names(range(4))) == {("w", 0): (1, 0, 0, 0)}
-    assert index.stats().holed == 1
-
-
-def test_a_lower_tier_bridges_a_hole_of_the_device(twin: Twin) -> None:
-    """GPU {0,2,3}, host {1}: four blocks, three on the device (the peer stops after the host's)."""
-    index = index_of(twin, stored([0, 1, 2, 3]), removed([1]), stored([1], 0, Tier.HOST))
-    assert tiers(index, chain_of_names(range(4))) == {("w", 0): (3, 1, 0, 0)}
 
 
 def test_each_position_counts_once_at_its_best_tier(twin: Twin) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -50,6 +51,7 @@ from services.admission.events import (
     WorkerStated,
 )
 from services.admission.metrics import AdmissionMetrics
+from services.admission.shell_index import OwnIndex, OwnIndexError
 
 log = EventLog(__name__)
 
@@ -75,6 +77,9 @@ class AdmissionService:
         self._leadership: Leadership
         self._served: ServedEndpoints | None = None
         self._request_facts: dict[str, Callable[[BusMessage], None]] = {}
+        self._own = OwnIndex(settings) if settings.index == "own" else None
+        self._events: deque[Event] = deque()
+        self._handling = False
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Listen to facts first, then answer, then try to lead."""
@@ -83,13 +88,16 @@ class AdmissionService:
         self._rows = RowPublisher(bus, tasks)
         self._row_metrics = RowCollector(self._rows)
         self._registry.register(self._row_metrics)
-        await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, WorkerStated))
+        if self._own is not None:
+            self._registry.register(self._own)
+            await self._own.start(bus, tasks)
+        await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, self._worker_stated))
         await bus.subscribe(f"{subjects.ROOT}.ingress.state.*", self._facts(IngressState, IngressStated))
         self._request_facts = {
             "accepted": self._facts(RequestAccepted, Accepted),
             "dispatched": self._facts(RequestDispatched, Dispatched),
             "first_token": self._facts(RequestFirstToken, FirstToken),
-            "end": self._facts(RequestEnd, Ended),
+            "end": self._facts(RequestEnd, self._ended),
         }
         # One subscription for all of a request's life: its facts come in the order they were sent.
         await bus.subscribe(f"{subjects.ROOT}.request.*.*", self._on_request_fact)
@@ -124,13 +132,18 @@ class AdmissionService:
         """Ready once it leads or knows that another may, and has listened to facts for a while."""
         if not self._leadership.settled:
             return "leadership_unknown"
-        return "warming_up" if time.time() < self._core.state.warm_at else None
+        if time.time() < self._core.state.warm_at:
+            return "warming_up"
+        return self._own.not_ready() if self._own is not None else None
 
     async def stop(self, timeout_s: float) -> None:
         """Give the lead back at once, so that a standby takes over while rows are still being written."""
         await self._leadership.give_back()
         if self._served is not None:
             await self._served.stop()
+        if self._own is not None:
+            self._own.stop()
+            self._registry.unregister(self._own)
         await self._rows.drain(timeout_s)
         self._registry.unregister(self._metrics)
         self._registry.unregister(self._row_metrics)
@@ -153,6 +166,16 @@ class AdmissionService:
         handler = self._request_facts.get(message.subject.split(".", 4)[3])
         if handler is not None:
             handler(message)
+
+    def _worker_stated(self, state: WorkerState) -> WorkerStated:
+        if self._own is not None:
+            self._own.worker_stated(state)
+        return WorkerStated(state)
+
+    def _ended(self, end: RequestEnd) -> Ended:
+        if self._own is not None:
+            self._own.ended(end)
+        return Ended(end)
 
     def _on_decision(self, message: BusMessage) -> None:
         if self._core.leading:
@@ -193,12 +216,23 @@ class AdmissionService:
     # Out
 
     def _handle(self, event: Event) -> None:
-        if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
-            self._core.handle(LeadershipChanged(None), time.time())
-        for effect in self._core.handle(event, time.time()):
-            self._carry_out(effect)
+        """Take in one event and carry out its effects; events that come of them (our own index answers at once) follow
+        when all are carried out."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                now = time.time()
+                if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
+                    self._core.handle(LeadershipChanged(None), now)
+                for effect in self._core.handle(self._events.popleft(), now):
+                    self._carry_out(effect, now)
+        finally:
+            self._handling = False
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect, now: float) -> None:
         match effect:
             case Reply(reply_to, message):
                 self._publish(reply_to, to_msgpack(message))
@@ -206,6 +240,8 @@ class AdmissionService:
                 if isinstance(fact, Decision):
                     self._metrics.granted(fact)
                 self._publish(_subject(fact), to_json(fact))
+            case AskIndex() if self._own is not None:
+                self._handle(self._own_answer(self._own, effect, now))
             case AskIndex():
                 self._tasks.start(f"index-{effect.ticket}", self._ask_index(effect))
             case AskPolicy():
@@ -221,6 +257,12 @@ class AdmissionService:
             reason = error.reason if isinstance(error, BusError) else "bad_subject"
             self._metrics.publish_failed[reason] += 1
             log.warning("publish_failed", subject=subject, reason=reason)
+
+    def _own_answer(self, own: OwnIndex, effect: AskIndex, now: float) -> MatchAnswered | MatchFailed:
+        try:
+            return MatchAnswered(effect.ticket, own.match(effect.question, now))
+        except OwnIndexError as error:
+            return MatchFailed(effect.ticket, error.reason)
 
     async def _ask_index(self, effect: AskIndex) -> None:
         try:

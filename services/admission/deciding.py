@@ -115,7 +115,15 @@ class Deciding:
     def matched(self, ticket: int, reply: MatchReply, now: float) -> list[Effect]:
         """The index answered."""
         self._state.counters.index["answered" if reply.error is None else "error"] += 1
-        return self._index_known(ticket, IndexView.of(reply), now)
+        ask = self._open.get(ticket)
+        if ask is None:
+            return []
+        request = ask.request
+        if request.chain_unit == "text":
+            view = IndexView.of_text(reply, request.block_size, self._block_size(request))
+        else:
+            view = IndexView.of(reply)
+        return self._index_known(ticket, view, now)
 
     def match_failed(self, ticket: int, reason: str, now: float) -> list[Effect]:
         """The index did not answer: decide by session affinity and load."""
@@ -304,7 +312,7 @@ class Deciding:
             model=request.model,
             block_size=request.block_size,
             chain=request.chain,
-            session=request.identity.key if request.kind in MOVES_SESSION else None,
+            unit=request.chain_unit,
         )
         if len(salts) == 1:
             question = msgspec.structs.replace(question, salt_rule=salts.pop())
@@ -357,7 +365,8 @@ class Deciding:
         return self._commit(ask, placement, followed, now) + self.pump(ask.request.model, now)
 
     def _block_size(self, request: AdmitRequest) -> int:
-        if request.block_size > 0:
+        """Tokens a block: of the chain of tokens, else of a worker's, so that costs are in blocks of the same size."""
+        if request.block_size > 0 and request.chain_unit == "tokens":
             return request.block_size
         for worker in self._state.fleet.serving(request.model):
             if worker.state.profile.block_size:
@@ -446,7 +455,9 @@ class Deciding:
         self._count(decision)
         placed(record, decision)
         told = state.turn_placed(record, now)
-        return [Publish(decision), Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record)), *told]
+        reply = Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record))
+        indexed = ask.index.indexed(chosen) if ask.index is not None else None
+        return [Publish(decision), reply, Publish(self._facts.placed(request, decision, indexed, now)), *told]
 
     def _count(self, decision: Decision) -> None:
         counters = self._state.counters

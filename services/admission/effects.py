@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from schemas.admit import AdmitReply
 from schemas.decision import Decision
 from schemas.index import MatchRequest
+from schemas.placed import Placed
 from schemas.policy import RouteQuestion
 from schemas.request import RequestEnd
 from schemas.session import SessionFact
@@ -42,9 +43,9 @@ class AskPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish a fact on the subject of its kind."""
+    """Publish a fact on the subject of its kind, in its encoding."""
 
-    fact: Decision | SessionFact | RequestEnd
+    fact: Decision | Placed | SessionFact | RequestEnd
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bus.facts import FactNumbers
-from schemas.admit import Grant
+from schemas.admit import AdmitRequest, Grant
 from schemas.decision import Decision
+from schemas.placed import Placed
 from schemas.request import RequestEnd
-from schemas.session import SessionFact
+from schemas.session import MOVES_SESSION, SessionFact
 from services.admission.asks import Ask
 from services.admission.lost import OUTCOME, total_ms
 from services.admission.placement import Placement
@@ -56,6 +57,24 @@ class FactWriter:
             mode=record.mode,
             predicted_cached_tokens=record.predicted_cached_tokens,
             total_ms=total_ms(record, now),
+        )
+
+    def placed(self, request: AdmitRequest, decision: Decision, indexed: int | None, now: float) -> Placed:
+        """What was sent where. ``indexed``: see `services.admission.placement.IndexView.indexed`."""
+        moves = request.kind in MOVES_SESSION
+        return Placed(
+            **self._numbers.stamp("placed", now),
+            request_id=request.request_id,
+            model=request.model,
+            worker=decision.worker,
+            rank=decision.rank,
+            session=request.identity.key if moves else None,
+            parent=request.identity.parent if moves else None,
+            mode=decision.mode,
+            unit=request.chain_unit,
+            block_size=request.block_size,
+            chain=request.chain,
+            indexed=indexed,
         )
 
     def decision(

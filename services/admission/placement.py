@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.decision import Candidate
-from schemas.index import MatchReply, SourceHealth, TierBlocks, WorkerMatch
+from schemas.index import ChainUnit, MatchReply, SourceHealth, TierBlocks, WorkerMatch
 from services.admission.cost import CostWeights, Prompt, cost, shared_run
 from services.admission.grants import Ledger
 from services.admission.workers import Worker, load_of
@@ -34,8 +36,8 @@ _NOTHING = TierBlocks()
 class Preference:
     """The rank to prefer: by how much (times the blocks it holds), and what it may still hold, in blocks.
 
-    ``affinity_blocks`` counts as held only where the index is blind, or cannot know yet (``fresh``: the session's last
-    turn has just ended there).
+    ``affinity_blocks`` counts as held only where the index is blind, is approximate and has nothing of the prompt, or
+    cannot know yet (``fresh``: the session's last turn has just ended there).
     """
 
     worker: str | None = None
@@ -50,11 +52,13 @@ NO_PREFERENCE = Preference()
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason."""
+    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason. ``unit``: of the
+    chain that was asked about; blocks are the placement's in any case."""
 
     reason: str | None = None
     matches: Mapping[tuple[str, int], WorkerMatch] | None = None
     shared: tuple[tuple[int, int], ...] = ()
+    unit: ChainUnit = "tokens"
 
     @classmethod
     def blind(cls, reason: str) -> IndexView:
@@ -67,6 +71,25 @@ class IndexView:
         if reply.error is not None:
             return cls.blind(reply.error)
         return cls(None, {(match.worker, match.rank): match for match in reply.matches}, reply.shared)
+
+    @classmethod
+    def of_text(cls, reply: MatchReply, text_block: int, block_size: int) -> IndexView:
+        """An answer about text, whose blocks are about ``text_block`` tokens, in blocks of ``block_size`` tokens."""
+        if reply.error is not None:
+            return cls.blind(reply.error)
+        matches = {}
+        for match in reply.matches:
+            blocks = TierBlocks(device=match.blocks.reach * text_block // block_size)
+            matches[match.worker, match.rank] = msgspec.structs.replace(match, blocks=blocks)
+        return cls(None, matches, unit="text")
+
+    def indexed(self, chosen: Candidate) -> int | None:
+        """Blocks that the chosen rank held by its events, where those can be compared with what the engine reports
+        (`schemas.placed.Placed.indexed`)."""
+        match = (self.matches or {}).get((chosen.worker, chosen.rank))
+        if match is None or self.unit == "text" or chosen.health == "blind":
+            return None
+        return match.blocks.reach if match.health == "synced" else match.indexed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +133,7 @@ def place(
             load,
             blocks=view.blocks,
             shared_blocks=0 if blind else shared_run(index.shared, view.blocks.reach),
-            affinity_blocks=preference.affinity_blocks if blind and view.sticky else 0,
+            affinity_blocks=preference.affinity_blocks if view.unknown and view.sticky else 0,
             least_prefill_tokens=least,
         )
         open_grants = ledger.account(worker.name, rank).requests
@@ -151,10 +174,15 @@ class _View:
     blocks: TierBlocks
     sticky: bool
 
+    @property
+    def unknown(self) -> bool:
+        """Nothing is known, so that what the session left there has to do."""
+        return _is_unknown(self.health, self.blocks)
+
 
 def _view(worker: Worker, rank: int, prompt: Prompt, index: IndexView, preference: Preference) -> _View:
     sticky = worker.name == preference.worker and preference.rank in (None, rank)
-    if worker.state.profile.block_size not in (None, prompt.block_size):
+    if index.unit == "tokens" and worker.state.profile.block_size not in (None, prompt.block_size):
         return _View("blind", "block_size", _NOTHING, sticky)
     if index.matches is None:
         return _View("blind", index.reason, _NOTHING, sticky)
@@ -181,9 +209,15 @@ def _choose(candidates: Sequence[Candidate], prompt: Prompt, preference: Prefere
 
 def _held(candidate: Candidate, prompt: Prompt, preference: Preference) -> float:
     """Blocks of the prompt on the preferred rank: what the index says, else what the session left there."""
-    if candidate.health != "blind":
-        return max(candidate.blocks.reach, preference.affinity_blocks if preference.fresh else 0)
-    return preference.affinity_blocks or prompt.request_blocks
+    if candidate.health == "blind":
+        return preference.affinity_blocks or prompt.request_blocks
+    trusted = preference.fresh or _is_unknown(candidate.health, candidate.blocks)
+    return max(candidate.blocks.reach, preference.affinity_blocks if trusted else 0)
+
+
+def _is_unknown(health: SourceHealth, blocks: TierBlocks) -> bool:
+    """Blind, or approximate without a trace of the prompt: it may have been sent there before anybody took notes."""
+    return health == "blind" or (health == "approximate" and blocks.reach == 0)
 
 
 def _no_choice(candidates: Sequence[Candidate]) -> str:

@@ -25,6 +25,7 @@ from schemas.base import BadMessageError, Fact, from_json, from_msgpack, to_json
 from schemas.decision import Decision
 from schemas.index import MatchReply
 from schemas.ingress import IngressState
+from schemas.placed import Placed
 from schemas.policy import RouteAnswer
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
 from schemas.session import SessionFact
@@ -91,6 +92,7 @@ class AdmissionService:
         if self._own is not None:
             self._registry.register(self._own)
             await self._own.start(bus, tasks)
+            await bus.subscribe(f"{subjects.ROOT}.placed.*", self._on_placed)
         await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, self._worker_stated))
         await bus.subscribe(f"{subjects.ROOT}.ingress.state.*", self._facts(IngressState, IngressStated))
         self._request_facts = {
@@ -184,6 +186,13 @@ class AdmissionService:
         if decision is not None:
             self._handle(Decided(decision))
 
+    def _on_placed(self, message: BusMessage) -> None:
+        """What others sent where: another leader, or an ingress by itself."""
+        fact = self._decode(message, Placed, from_msgpack)
+        own = fact is not None and (fact.source, fact.epoch) == (self._settings.instance, self._core.epoch)
+        if fact is not None and self._own is not None and not own:
+            self._own.placed(fact)
+
     def _on_admit(self, message: BusMessage) -> None:
         if not message.reply or not self._core.leading:
             return
@@ -239,7 +248,9 @@ class AdmissionService:
             case Publish(fact):
                 if isinstance(fact, Decision):
                     self._metrics.granted(fact)
-                self._publish(_subject(fact), to_json(fact))
+                if isinstance(fact, Placed) and self._own is not None:
+                    self._own.placed(fact)
+                self._publish(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
             case AskIndex() if self._own is not None:
                 self._handle(self._own_answer(self._own, effect, now))
             case AskIndex():
@@ -294,9 +305,11 @@ class AdmissionService:
             self._handle(PolicyAnswered(effect.ticket, chosen))
 
 
-def _subject(fact: Decision | SessionFact | RequestEnd) -> str:
+def _subject(fact: Decision | Placed | SessionFact | RequestEnd) -> str:
     if isinstance(fact, Decision):
         return subjects.decision(fact.worker)
+    if isinstance(fact, Placed):
+        return subjects.placed(fact.worker)
     if isinstance(fact, SessionFact):
         return subjects.session(fact.state, fact.session.text())
     return subjects.request("end", fact.model)

@@ -18,6 +18,7 @@ from replica.errors import ReplicaError
 from replica.metrics import replica_families
 from replica.shell import ReplicaFeed
 from schemas.index import MatchReply, MatchRequest
+from schemas.placed import Placed
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 from services.admission.config import AdmissionSettings
@@ -39,7 +40,7 @@ class OwnIndex(Collector):
         self._feed = ReplicaFeed(replica, settings.replica, isolated=True)
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
-        """Listen to the bridges' batches. Facts are handed over by `worker_stated` and `ended`."""
+        """Listen to the bridges' batches. Facts are handed over by `worker_stated`, `ended` and `placed`."""
         await self._feed.start(bus, tasks, facts=False)
 
     def stop(self) -> None:
@@ -57,6 +58,10 @@ class OwnIndex(Collector):
     def ended(self, end: RequestEnd) -> None:
         """A request is over."""
         self._feed.request_ended(end)
+
+    def placed(self, fact: Placed) -> None:
+        """A prompt was sent somewhere."""
+        self._feed.prompt_placed(fact)
 
     def match(self, question: MatchRequest, now: float) -> MatchReply:
         """As an indexer answers. ``now``: Unix seconds. Raises `OwnIndexError`."""

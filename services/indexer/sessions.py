@@ -1,8 +1,8 @@
 """What the indexer knows of sessions: where each one's prefix ended last.
 
-Learned from the questions that name a session (`MatchRequest.session`, so the chain is exact) and from decisions (which
-worker, which parent). Kept for the most recently seen sessions, within a bound of sessions and of chain bytes; the
-oldest go first. A session that only decisions have named has no frontier yet.
+Learned from what is said of every turn that was placed (`schemas.placed.Placed`: whose it was, its chain, the rank that
+got it), so that every indexer knows every session. Kept for the most recently seen sessions, within a bound of sessions
+and of chain bytes; the oldest go first. A session whose prompts had no chain has no frontier.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from schemas.index import ChainUnit
+from schemas.placed import Placed
 from schemas.session import SessionKey
 
 HASH_BYTES = 8
@@ -18,11 +20,13 @@ HASH_BYTES = 8
 
 @dataclass(slots=True)
 class KnownSession:
-    """One session. ``chain``: chain hashes (u64 little-endian) of its longest last prompt; ``worker``: the last one."""
+    """One session. ``chain``: chain hashes (u64 little-endian) of the last prompt that had one, over blocks of
+    ``block_size`` in ``unit``; ``worker``: the last one."""
 
     session: SessionKey
     model: str = ""
     block_size: int = 0
+    unit: ChainUnit = "tokens"
     chain: bytes = b""
     parent: SessionKey | None = None
     worker: str | None = None
@@ -54,20 +58,17 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def asked(self, session: SessionKey, model: str, block_size: int, chain: bytes) -> None:
-        """A question about this session's chain was answered."""
-        known = self._seen(session)
-        known.model, known.block_size = model, block_size
-        self.chain_bytes += len(chain) - len(known.chain)
-        known.chain = chain
-        self._evict()
-
-    def placed(self, session: SessionKey, parent: SessionKey | None, model: str, worker: str, rank: int) -> None:
-        """A decision placed a turn of this session."""
-        known = self._seen(session)
-        known.model = known.model or model
-        known.parent = parent or known.parent
-        known.worker, known.rank = worker, rank
+    def placed(self, fact: Placed) -> None:
+        """A prompt was placed. One that does not move a session says nothing here."""
+        if fact.session is None:
+            return
+        known = self._seen(fact.session)
+        known.parent = fact.parent or known.parent
+        known.worker, known.rank = fact.worker, fact.rank
+        if fact.chain and len(fact.chain) % HASH_BYTES == 0:
+            known.model, known.block_size, known.unit = fact.model, fact.block_size, fact.unit
+            self.chain_bytes += len(fact.chain) - len(known.chain)
+            known.chain = fact.chain
         self._evict()
 
     def get(self, session: SessionKey) -> KnownSession | None:

@@ -16,7 +16,7 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/Cargo.lock) $(shell find nativ
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native up demo check test test-unit test-integration test-system test-real compose-test bench lock wheelhouse asyncapi clean
+.PHONY: help setup native up demo check test test-unit test-integration test-system test-real compose-test fuzz bench lock wheelhouse asyncapi clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -94,6 +94,9 @@ test-real: setup ## real engines, pools and peers' packages, where they are inst
 
 compose-test: setup ## build the images, `compose up`, the demo's client against it, kill and heal, `down`
 	$(PYTEST) -q tests/system/test_compose.py -m compose -s
+
+fuzz: setup ## both twins of kvcore fed the same random input for five minutes (ARGS="--minutes 60 --seed 7")
+	$(BIN)/python -m tests.fuzz.kvcore $(ARGS)
 
 bench: setup ## benchmarks; each prints one JSON object last
 	$(BIN)/python -m load.bench all --json

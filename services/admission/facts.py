@@ -90,7 +90,8 @@ class FactWriter:
         previous_worker: str | None,
         now: float,
     ) -> Decision:
-        """The decision that made ``grant``. ``policy``: the user's policy that chose, if one did."""
+        """The decision that made ``grant``, without its candidates (see `effects.PublishDecision`). ``policy``: the
+        user's policy that chose, if one did."""
         request, chosen = ask.request, placement.chosen
         return Decision(
             **self._numbers.stamp("decision", now),
@@ -113,5 +114,4 @@ class FactWriter:
             hold_ms=int(ask.held_s * 1000),
             hold_reason=ask.hold_reason,
             decide_us=max(0, int((now - ask.started_at) * 1e6)),
-            candidates=placement.candidates,
         )

@@ -32,7 +32,7 @@ from schemas.session import SessionFact
 from schemas.worker import WorkerState
 from services.admission.config import AdmissionSettings
 from services.admission.core import Core
-from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply, WriteRow
+from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, PublishDecision, Reply, WriteRow
 from services.admission.events import (
     Accepted,
     AdmitAsked,
@@ -58,6 +58,9 @@ log = EventLog(__name__)
 
 LEADER_KEY = "admission"
 TICK_S = 0.1
+_OF_ASKS = (AdmitAsked, MatchAnswered, MatchFailed, PolicyAnswered, PolicyFailed)
+"""Events that end in an answer to an ask."""
+
 M = TypeVar("M")
 F = TypeVar("F", bound=Fact)
 
@@ -79,12 +82,15 @@ class AdmissionService:
         self._served: ServedEndpoints | None = None
         self._request_facts: dict[str, Callable[[BusMessage], None]] = {}
         self._own = OwnIndex(settings) if settings.index == "own" else None
+        self._loop: asyncio.AbstractEventLoop
+        self._unsaid: list[Publish | PublishDecision] = []
         self._events: deque[Event] = deque()
         self._handling = False
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Listen to facts first, then answer, then try to lead."""
         self._bus, self._tasks = bus, tasks
+        self._loop = asyncio.get_running_loop()
         self._registry.register(self._metrics)
         self._rows = RowPublisher(bus, tasks)
         self._row_metrics = RowCollector(self._rows)
@@ -141,6 +147,7 @@ class AdmissionService:
     async def stop(self, timeout_s: float) -> None:
         """Give the lead back at once, so that a standby takes over while rows are still being written."""
         await self._leadership.give_back()
+        self._say()
         if self._served is not None:
             await self._served.stop()
         if self._own is not None:
@@ -236,8 +243,13 @@ class AdmissionService:
                 now = time.time()
                 if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
                     self._core.handle(LeadershipChanged(None), now)
-                for effect in self._core.handle(self._events.popleft(), now):
+                event = self._events.popleft()
+                if self._unsaid and not isinstance(event, _OF_ASKS):
+                    self._say()
+                for effect in self._core.handle(event, now):
                     self._carry_out(effect, now)
+            if self._unsaid and not isinstance(event, _OF_ASKS):
+                self._say()
         finally:
             self._handling = False
 
@@ -245,12 +257,13 @@ class AdmissionService:
         match effect:
             case Reply(reply_to, message):
                 self._publish(reply_to, to_msgpack(message))
-            case Publish(fact):
-                if isinstance(fact, Decision):
-                    self._metrics.granted(fact)
-                if isinstance(fact, Placed) and self._own is not None:
-                    self._own.placed(fact)
-                self._publish(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
+            case Publish() | PublishDecision():
+                if isinstance(effect, Publish) and isinstance(effect.fact, Placed) and self._own is not None:
+                    self._own.placed(effect.fact)
+                if not self._unsaid:
+                    # Answers go first: the bus client sends at the end of the loop's next turn, facts come after it.
+                    self._loop.call_soon(self._loop.call_soon, self._say)
+                self._unsaid.append(effect)
             case AskIndex() if self._own is not None:
                 self._handle(self._own_answer(self._own, effect, now))
             case AskIndex():
@@ -259,6 +272,20 @@ class AdmissionService:
                 self._tasks.start(f"policy-{effect.ticket}", self._ask_policy(effect))
             case WriteRow(row, model, session, message_id):
                 self._rows.publish(subjects.trace("request_end", model, session), to_json(row), message_id)
+
+    def _say(self) -> None:
+        """Publish the facts that waited for the answers before them, in their order."""
+        unsaid, self._unsaid = self._unsaid, []
+        if self._core.leading and not self._leads():
+            return  # we slept; whoever leads by now says what it finds
+        for effect in unsaid:
+            if isinstance(effect, PublishDecision):
+                decision = effect.fact()
+                self._metrics.granted(decision)
+                self._publish(subjects.decision(decision.worker), to_json(decision))
+            else:
+                fact = effect.fact
+                self._publish(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
 
     def _publish(self, subject: str, payload: bytes) -> None:
         """One message; what cannot be sent is counted and takes nothing else with it."""
@@ -305,9 +332,7 @@ class AdmissionService:
             self._handle(PolicyAnswered(effect.ticket, chosen))
 
 
-def _subject(fact: Decision | Placed | SessionFact | RequestEnd) -> str:
-    if isinstance(fact, Decision):
-        return subjects.decision(fact.worker)
+def _subject(fact: Placed | SessionFact | RequestEnd) -> str:
     if isinstance(fact, Placed):
         return subjects.placed(fact.worker)
     if isinstance(fact, SessionFact):

@@ -26,8 +26,8 @@ def test_sent_blocks_are_blocks() -> None:
     """An approximate rank with more of the prompt beats an exact one with less, and its health is in the candidate."""
     placement = run(fleet("a", "b"), index=view(matched("a", 8), matched("b", 3, "synced")))
     assert placement.chosen.worker == "a"
-    assert [candidate.cost for candidate in placement.candidates] == [12.0, 17.0]
-    assert [candidate.health for candidate in placement.candidates] == ["approximate", "synced"]
+    assert [candidate.cost for candidate in placement.candidates()] == [12.0, 17.0]
+    assert [candidate.health for candidate in placement.candidates()] == ["approximate", "synced"]
 
 
 def test_a_session_stays_where_it_was_while_nothing_is_known() -> None:
@@ -36,10 +36,10 @@ def test_a_session_stays_where_it_was_while_nothing_is_known() -> None:
     preference = Preference("a", 0, margin=1.0, affinity_blocks=6)
     unknown = run(fleet("a", "b"), index=view(matched("a", 0), matched("b", 2)), preference=preference)
     assert unknown.chosen.worker == "a"
-    assert unknown.chosen.parts["affinity_credit"] == 6.0
+    assert unknown.candidates()[unknown.choice or 0].parts["affinity_credit"] == 6.0
     known = run(fleet("a", "b"), index=view(matched("a", 1), matched("b", 5)), preference=preference)
     assert known.chosen.worker == "b"
-    assert known.candidates[0].parts["affinity_credit"] == 0.0
+    assert known.candidates()[0].parts["affinity_credit"] == 0.0
     exact = run(
         fleet("a", "b"), index=view(matched("a", 0, "synced"), matched("b", 2, "synced")), preference=preference
     )

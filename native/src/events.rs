@@ -3,6 +3,8 @@
 //! Every event is read in one pass. One that cannot be read is passed over and counted by reason, the rest stands; only
 //! bytes that are no batch at all are an error.
 
+use std::sync::Arc;
+
 use crate::extra_keys::ExtraKeys;
 use crate::hashing::TOKEN_BYTES;
 use crate::media::{Place, place_of};
@@ -10,6 +12,7 @@ use crate::msgpack::{Head, Read, Reader, Unreadable};
 use crate::values::{Hashes, Parent, Tokens};
 
 pub const MAX_PAYLOAD_BYTES: usize = 32 * 1024 * 1024;
+
 /// Blocks became resident, in chain order; the fields are those of the Python twin.
 #[derive(Debug, Default, Clone)]
 pub struct Stored {
@@ -30,12 +33,18 @@ pub struct Stored {
 
 impl Stored {
     pub fn token_count(&self) -> usize {
-        self.tokens.len() / TOKEN_BYTES - usize::from(self.eagle)
+        (self.tokens.len() / TOKEN_BYTES).saturating_sub(self.eagle.into())
     }
 
     /// Tokens over hashes: the block size that was really used; 0 without tokens.
     pub fn tokens_per_block(&self) -> usize {
         if self.tokens.is_empty() || self.hashes.is_empty() { 0 } else { self.token_count() / self.hashes.len() }
+    }
+
+    /// Whether the tokens, if there are any, can be cut into one block per hash.
+    pub fn is_whole(&self) -> bool {
+        let (tokens, hashes) = (self.token_count(), self.hashes.len());
+        tokens == 0 || (hashes > 0 && tokens.is_multiple_of(hashes))
     }
 }
 
@@ -46,10 +55,10 @@ pub struct Removed {
     pub group: Option<i128>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Event {
-    Stored(Box<Stored>),
-    Removed(Removed),
+    Stored(Arc<Stored>),
+    Removed(Arc<Removed>),
     Cleared,
 }
 
@@ -65,7 +74,7 @@ pub enum Reason {
 impl Reason {
     pub const ALL: [Self; 4] = [Self::UnknownTag, Self::BadField, Self::BadToken, Self::BadHash];
 
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::UnknownTag => "unknown_tag",
             Self::BadField => "bad_field",
@@ -184,8 +193,8 @@ fn read_event(reader: &mut Reader<'_>) -> Read<Decoded> {
     let mut wire = Wire::default();
     let tag = if reader.next_is_map() { wire.read_map(reader)? } else { wire.read_array(reader)? };
     Ok(match tag {
-        Tag::Stored => wire.stored().map(|stored| (Event::Stored(Box::new(stored)), place_of(wire.medium))),
-        Tag::Removed => wire.removed().map(|removed| (Event::Removed(removed), place_of(wire.medium))),
+        Tag::Stored => wire.stored().map(|stored| (Event::Stored(Arc::new(stored)), place_of(wire.medium))),
+        Tag::Removed => wire.removed().map(|removed| (Event::Removed(Arc::new(removed)), place_of(wire.medium))),
         Tag::Cleared => Ok((Event::Cleared, Place::default())),
     })
 }

@@ -339,7 +339,7 @@ fn write_timestamp(out: &mut Vec<u8>, seconds: i64, micros: u32) {
 }
 
 /// The shortest encoding of a scalar, or of a container's head.
-fn write_head(out: &mut Vec<u8>, head: Head<'_>) {
+pub fn write_head(out: &mut Vec<u8>, head: Head<'_>) {
     match head {
         Head::Nil => out.push(0xc0),
         Head::Bool(value) => out.push(0xc2 | u8::from(value)),

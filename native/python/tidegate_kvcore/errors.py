@@ -3,7 +3,8 @@
 KvCoreError
 ├── BlockSizeError   a block size below 1 (the caller's fault)
 ├── TokensError      token ids that are not whole u32 values (the caller's fault)
-└── BadBatchError    an engine's payload is not a batch of KV events (the engine's fault)
+├── BadBatchError    an engine's payload is not a batch of KV events (the engine's fault)
+└── BadDumpError     bytes that `PrefixIndex.dump` did not write (the snapshot's fault; the index is unchanged)
 """
 
 
@@ -33,3 +34,9 @@ class BadBatchError(KvCoreError):
     """The payload as a whole is not a batch; nothing of it can be applied."""
 
     reason = "bad_batch"
+
+
+class BadDumpError(KvCoreError):
+    """Not a dump of this version, or a damaged one."""
+
+    reason = "bad_dump"

@@ -1,0 +1,585 @@
+//! What one KV-cache group of one rank holds: engine hashes, the chain hashes they stand for, copies per tier.
+//!
+//! The rules are those of `kvcore/residency.py`: copies and identity are learned apart, a resident block with an identity
+//! is present, a present block whose parent is not resident is a hole.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::blocks::{Blocks, Copies, MOST, all_in, best_tier, copies_in, one_in};
+use super::masks::Masks;
+use super::result::{Applied, Reason};
+use crate::events::Stored;
+use crate::hashing::{chain_step, local_hashes, seed_of};
+
+/// How far ahead table places are asked for, and then the blocks that they name.
+const AHEAD: usize = 12;
+const BLOCKS_AHEAD: usize = 6;
+
+/// Bounds of one group, in blocks.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    pub held: usize,
+    pub remembered: usize,
+}
+
+/// A stored event whose blocks have no identity yet; `None` when it need not wait any more.
+type Waiting = Option<Arc<Stored>>;
+
+/// The block before the first one of an event.
+#[derive(Clone, Copy)]
+pub struct Parent {
+    block: u32,
+    own: u64,
+    seed: u64,
+}
+
+/// One group of one rank.
+pub struct Residency {
+    pub place: u32,
+    pub block_size: Option<u64>,
+    pub blocks: Blocks,
+    pub present: usize,
+    pub holes: i64,
+    pub lowered: i64,
+    pub held: usize,
+    pub connector_copies: Copies,
+    bounds: Bounds,
+    waiting: VecDeque<Waiting>,
+    /// Number of the first of `waiting` since the start.
+    first_waiting: u64,
+    by_parent: HashMap<u64, VecDeque<u64>>,
+    remembered: VecDeque<u64>,
+    /// Present blocks by chain hash, from the first time that two engine hashes meant one.
+    by_own: Option<HashMap<u64, u32>>,
+    /// Where the next eviction goes on.
+    hand: u32,
+}
+
+impl Residency {
+    pub fn new(place: u32, bounds: Bounds, masks: &Masks) -> Self {
+        Self {
+            place,
+            block_size: None,
+            blocks: Blocks::new(masks.keys),
+            present: 0,
+            holes: 0,
+            lowered: 0,
+            held: 0,
+            connector_copies: 0,
+            bounds,
+            waiting: VecDeque::new(),
+            first_waiting: 0,
+            by_parent: HashMap::new(),
+            remembered: VecDeque::new(),
+            by_own: None,
+            hand: 0,
+        }
+    }
+
+    // Events
+
+    /// Count one copy of each block, and learn identities where the tokens allow it.
+    pub fn store(&mut self, masks: &mut Masks, event: &Arc<Stored>, applied: &mut Applied) {
+        if event.misaligned {
+            return applied.reject(Reason::Misaligned);
+        }
+        let size = event.tokens_per_block() as u64;
+        if size > 0 && self.block_size.is_some_and(|known| known != size) {
+            return applied.reject(Reason::BlockSize);
+        }
+        if event.place.connector {
+            self.connector_copies |= all_in(event.place.tier.into());
+        }
+        if size == 0 {
+            return self.store_without_identity(masks, event, applied);
+        }
+        self.block_size = Some(size);
+        let parent = match event.parent {
+            None => None,
+            Some(engine) => match self.identified(engine) {
+                None => return self.store_without_identity(masks, event, applied),
+                parent => parent,
+            },
+        };
+        self.bind(masks, event, parent, applied, true);
+        if !self.by_parent.is_empty() {
+            self.release(masks, &event.hashes, applied);
+        }
+    }
+
+    /// Remove one copy of each block from `tier`; without a copy there it is a no-op, counted.
+    pub fn remove(&mut self, masks: &mut Masks, hashes: &[u64], tier: usize, applied: &mut Applied) {
+        for engine in hashes.iter().take(AHEAD) {
+            self.blocks.prefetch_name(*engine);
+        }
+        let mut unknown = 0;
+        for (at, &engine) in hashes.iter().enumerate() {
+            if let Some(ahead) = hashes.get(at + AHEAD) {
+                self.blocks.prefetch_name(*ahead);
+            }
+            if let Some(ahead) = hashes.get(at + BLOCKS_AHEAD) {
+                self.blocks.prefetch_block(*ahead);
+            }
+            if let Some(own) = hashes.get(at + BLOCKS_AHEAD / 2).and_then(|ahead| self.blocks.guess_own(*ahead)) {
+                masks.presence.prefetch(own);
+            }
+            let Some(block) = self.blocks.get(engine) else {
+                unknown += 1;
+                continue;
+            };
+            let copies = self.blocks.copies(block);
+            if copies_in(copies, tier) == 0 {
+                unknown += 1;
+            } else if copies != one_in(tier) {
+                self.set(masks, engine, block, copies - one_in(tier));
+            } else {
+                self.blocks.set_copies(block, 0);
+                if let Some(own) = self.blocks.own(block) {
+                    self.vanish(masks, block, own, tier);
+                }
+                self.remembered.push_back(engine);
+            }
+        }
+        applied.unknown_removed += unknown;
+        applied.removed += hashes.len() - unknown;
+        self.forget();
+    }
+
+    /// The engine emptied its own pool: what connectors hold stays, all else goes.
+    pub fn clear_pool(&mut self, masks: &mut Masks) {
+        if self.connector_copies == 0 {
+            return self.clear(masks);
+        }
+        self.forget_waiting();
+        for number in 0..self.blocks.end() {
+            if let Some((engine, block)) = self.blocks.named(number) {
+                let kept = self.blocks.copies(block) & self.connector_copies;
+                self.set(masks, engine, block, kept);
+            }
+        }
+        for number in 0..self.blocks.end() {
+            if let Some((engine, block)) = self.blocks.named(number) {
+                if self.blocks.own(block).is_none() && self.blocks.children(block) == 0 {
+                    self.blocks.forget(engine);
+                } else if !self.blocks.is_resident(block) {
+                    self.remembered.push_back(engine);
+                }
+            }
+        }
+        self.forget();
+    }
+
+    /// Forget everything, the block size included, and give the memory back.
+    pub fn clear(&mut self, masks: &mut Masks) {
+        let blocks = self.take();
+        unmark(&blocks, self.place, masks, 0, blocks.end());
+    }
+
+    /// Become empty; the blocks, whose marks must be taken from the masks by `unmark`.
+    pub fn take(&mut self) -> Blocks {
+        let empty = self.blocks.empty();
+        let blocks = std::mem::replace(&mut self.blocks, empty);
+        self.present = 0;
+        (self.holes, self.lowered) = (0, 0);
+        self.connector_copies = 0;
+        self.block_size = None;
+        self.forget_waiting();
+        self.remembered = VecDeque::new();
+        self.by_own = None;
+        self.hand = 0;
+        blocks
+    }
+
+    fn forget_waiting(&mut self) {
+        self.first_waiting += self.waiting.len() as u64;
+        self.waiting = VecDeque::new();
+        self.by_parent = HashMap::new();
+        self.held = 0;
+    }
+
+    /// Drop up to `count` names, but none whose block a resident one hangs on; how many went.
+    ///
+    /// Blocks go in the order of their numbers, from where the last eviction ended and around: mostly those stored first.
+    /// Within each stretch the last goes first, so that chains lose their tails.
+    pub fn evict(&mut self, masks: &mut Masks, count: usize) -> usize {
+        let mut evicted = 0;
+        let mut left = self.blocks.end().saturating_add(count as u32);
+        while evicted < count && left > 0 {
+            let end = self.blocks.end();
+            if self.hand >= end {
+                self.hand = 0;
+            }
+            let stop = end.min(self.hand.saturating_add(count as u32));
+            left = left.saturating_sub((stop - self.hand).max(1));
+            for number in (self.hand..stop).rev() {
+                let Some((engine, block)) = self.blocks.named(number) else { continue };
+                if self.blocks.children(block) != 0 || evicted == count {
+                    continue;
+                }
+                self.set(masks, engine, block, 0);
+                self.blocks.forget(engine);
+                evicted += 1;
+            }
+            self.hand = stop;
+        }
+        evicted
+    }
+
+    /// Set the copies of a block as a dump has them.
+    pub fn restore(&mut self, masks: &mut Masks, engine: u64, copies: Copies) {
+        let Some(block) = self.blocks.get(engine) else { return };
+        if self.blocks.is_resident(block) {
+            return; // named by another engine hash before
+        }
+        if copies == 0 {
+            self.remembered.push_back(engine);
+        } else {
+            self.set(masks, engine, block, copies);
+        }
+    }
+
+    /// Give back what is mostly empty.
+    pub fn shrink(&mut self) {
+        if self.blocks.is_sparse() {
+            let numbers = self.blocks.compact();
+            for block in self.by_own.iter_mut().flat_map(HashMap::values_mut) {
+                *block = numbers[*block as usize];
+            }
+            self.hand = 0;
+        }
+    }
+
+    // Identity
+
+    fn identified(&self, engine: u64) -> Option<Parent> {
+        let block = self.blocks.get(engine)?;
+        Some(Parent { block, own: self.blocks.own(block)?, seed: self.blocks.seed(block) })
+    }
+
+    fn store_without_identity(&mut self, masks: &mut Masks, event: &Arc<Stored>, applied: &mut Applied) {
+        let mut unknown = 0;
+        for &engine in &event.hashes {
+            let block = self.blocks.get(engine).unwrap_or_else(|| self.blocks.add_nameless(engine));
+            unknown += usize::from(self.blocks.own(block).is_none());
+            self.add(masks, engine, block, event.place.tier.into());
+        }
+        applied.stored += event.hashes.len();
+        if unknown == 0 {
+            return;
+        }
+        applied.held += unknown;
+        self.hold(event.clone());
+        while self.held > self.bounds.held && !self.waiting.is_empty() {
+            applied.dropped += self.drop_oldest();
+        }
+    }
+
+    /// Let an event wait for its parent (or, without tokens, for any event that names its blocks).
+    pub fn hold(&mut self, event: Arc<Stored>) {
+        self.held += event.hashes.len();
+        if let (Some(parent), 1..) = (event.parent, event.tokens_per_block()) {
+            let number = self.first_waiting + self.waiting.len() as u64;
+            self.by_parent.entry(parent).or_default().push_back(number);
+        }
+        self.waiting.push_back(Some(event));
+    }
+
+    /// Events that wait.
+    pub fn held_events(&self) -> impl Iterator<Item = &Arc<Stored>> {
+        self.waiting.iter().flatten()
+    }
+
+    fn drop_oldest(&mut self) -> usize {
+        let number = self.first_waiting;
+        self.first_waiting += 1;
+        let Some(event) = self.waiting.pop_front().flatten() else { return 0 };
+        self.held -= event.hashes.len();
+        if let (Some(parent), 1..) = (event.parent, event.tokens_per_block())
+            && let Some(others) = self.by_parent.get_mut(&parent)
+        {
+            if others.front() == Some(&number) {
+                others.pop_front();
+            }
+            if others.is_empty() {
+                self.by_parent.remove(&parent);
+            }
+        }
+        let mut dropped = 0;
+        for &engine in &event.hashes {
+            if let Some(block) = self.blocks.get(engine)
+                && self.blocks.own(block).is_none()
+                && self.blocks.children(block) == 0
+            {
+                self.blocks.forget(engine);
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// These blocks have an identity now: so have the ones that waited for them.
+    fn release(&mut self, masks: &mut Masks, hashes: &[u64], applied: &mut Applied) {
+        let mut ready = hashes.to_vec();
+        while let Some(engine) = ready.pop() {
+            if self.by_parent.is_empty() {
+                break;
+            }
+            if !self.by_parent.contains_key(&engine) {
+                continue;
+            }
+            let Some(parent) = self.identified(engine) else { continue };
+            for number in self.by_parent.remove(&engine).unwrap_or_default() {
+                let place = number.wrapping_sub(self.first_waiting) as usize;
+                let Some(event) = self.waiting.get_mut(place).and_then(Option::take) else { continue };
+                self.held -= event.hashes.len();
+                self.bind(masks, &event, Some(parent), applied, false);
+                ready.extend(&event.hashes);
+            }
+        }
+        while let Some(None) = self.waiting.front() {
+            self.waiting.pop_front();
+            self.first_waiting += 1;
+        }
+    }
+
+    /// Give the blocks of `event` their chain hashes, and count a copy of each unless that was done before.
+    fn bind(&mut self, masks: &mut Masks, event: &Stored, parent: Option<Parent>, applied: &mut Applied, count: bool) {
+        let seed = match parent {
+            Some(parent) => parent.seed,
+            None => seed_of(
+                event.adapter.as_deref().unwrap_or("").as_bytes(),
+                event.salt.as_deref().unwrap_or("").as_bytes(),
+            ),
+        };
+        let mut chain = std::mem::take(&mut masks.chain);
+        chain.clear();
+        let mut last = parent.map(|parent| parent.own);
+        local_hashes(&event.tokens, event.tokens_per_block(), seed, &event.mm, event.eagle, |local| {
+            let own = chain_step(last, local);
+            masks.presence.prefetch(own);
+            last = Some(own);
+            chain.push(own);
+        });
+        let number = self.blocks.lend_seed(seed);
+        self.bind_each(masks, event, &chain, number, parent, applied, count);
+        self.blocks.return_seed(number);
+        masks.chain = chain;
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the body of bind")]
+    fn bind_each(
+        &mut self,
+        masks: &mut Masks,
+        event: &Stored,
+        chain: &[u64],
+        seed: u32,
+        parent: Option<Parent>,
+        applied: &mut Applied,
+        count: bool,
+    ) {
+        let tier = usize::from(event.place.tier);
+        let hashes = &event.hashes;
+        for engine in hashes.iter().take(AHEAD) {
+            self.blocks.prefetch_name(*engine);
+        }
+        let (mut before, mut above) = (event.parent, parent.map(|parent| parent.block));
+        for (at, (&engine, &own)) in hashes.iter().zip(chain).enumerate() {
+            if let Some(ahead) = hashes.get(at + AHEAD) {
+                self.blocks.prefetch_name(*ahead);
+            }
+            if let Some(ahead) = hashes.get(at + BLOCKS_AHEAD) {
+                self.blocks.prefetch_block(*ahead);
+            }
+            let known = self.blocks.get(engine);
+            if known.is_none() && count && masks.add(own, self.place) {
+                // A block that is new to the rank, by far the most common case.
+                let block = self.blocks.add(engine, own, seed, before, Some(tier));
+                self.present += 1;
+                applied.stored += 1;
+                if let Some(above) = above {
+                    self.blocks.add_children(above, 1);
+                    self.holes += i64::from(!self.blocks.is_resident(above));
+                }
+                self.lower(masks, own, tier, 1);
+                if let Some(by_own) = &mut self.by_own {
+                    by_own.insert(own, block);
+                }
+                (before, above) = (Some(engine), Some(block));
+                continue;
+            }
+            let block = match known {
+                Some(block) if self.blocks.own(block).is_none() => {
+                    self.identify(masks, engine, block, own, seed, before);
+                    self.blocks.get(engine).unwrap_or(block)
+                }
+                Some(block) if self.blocks.own(block) == Some(own) => block,
+                Some(block) if self.blocks.is_resident(block) || self.blocks.children(block) != 0 => {
+                    // The engine cannot mean two things by one hash while it holds the block.
+                    return applied.reject(Reason::HashConflict);
+                }
+                _ => {
+                    self.blocks.forget(engine);
+                    if !count {
+                        self.remembered.push_back(engine);
+                    }
+                    self.blocks.add(engine, own, seed, before, None)
+                }
+            };
+            if count {
+                self.add(masks, engine, block, tier);
+                applied.stored += 1;
+            }
+            (before, above) = (Some(engine), self.blocks.get(engine));
+        }
+        self.forget();
+    }
+
+    fn identify(&mut self, masks: &mut Masks, engine: u64, block: u32, own: u64, seed: u32, parent: Option<u64>) {
+        let copies = self.blocks.copies(block);
+        self.blocks.set_copies(block, 0);
+        self.blocks.identify(block, own, seed, parent);
+        if copies != 0 {
+            self.set(masks, engine, block, copies);
+        }
+    }
+
+    // Copies and presence
+
+    fn add(&mut self, masks: &mut Masks, engine: u64, block: u32, tier: usize) {
+        let copies = self.blocks.copies(block);
+        if copies_in(copies, tier) < MOST {
+            self.set(masks, engine, block, copies + one_in(tier));
+        }
+    }
+
+    fn set(&mut self, masks: &mut Masks, engine: u64, block: u32, copies: Copies) {
+        let old = self.blocks.copies(block);
+        let Some(own) = self.blocks.own(block) else { return self.blocks.set_copies(block, copies) };
+        if old == 0 {
+            if copies == 0 {
+                return;
+            }
+            if masks.holds(own, self.place) {
+                return self.merge(masks, engine, block, own, copies);
+            }
+            self.blocks.set_copies(block, copies);
+            self.appear(masks, block, own, best_tier(copies));
+            return;
+        }
+        self.blocks.set_copies(block, copies);
+        if copies == 0 {
+            self.vanish(masks, block, own, best_tier(old));
+        } else if best_tier(old) != best_tier(copies) {
+            self.lower(masks, own, best_tier(old), -1);
+            self.lower(masks, own, best_tier(copies), 1);
+        }
+    }
+
+    fn appear(&mut self, masks: &mut Masks, block: u32, own: u64, tier: usize) {
+        masks.add(own, self.place);
+        self.lower(masks, own, tier, 1);
+        self.present += 1;
+        self.holes -= i64::from(self.blocks.children(block));
+        if let Some(engine) = self.blocks.parent(block) {
+            let parent = self.blocks.get(engine).unwrap_or_else(|| {
+                // Forgotten; its place is kept, so that its children are counted.
+                self.remembered.push_back(engine);
+                self.blocks.add_nameless(engine)
+            });
+            self.blocks.add_children(parent, 1);
+            self.holes += i64::from(!self.is_whole(parent));
+        }
+        if let Some(by_own) = &mut self.by_own {
+            by_own.insert(own, block);
+        }
+    }
+
+    fn vanish(&mut self, masks: &mut Masks, block: u32, own: u64, tier: usize) {
+        masks.discard(own, self.place);
+        self.lower(masks, own, tier, -1);
+        self.present -= 1;
+        self.holes += i64::from(self.blocks.children(block));
+        if let Some(parent) = self.blocks.parent(block).and_then(|engine| self.blocks.get(engine)) {
+            self.blocks.add_children(parent, -1);
+            self.holes -= i64::from(!self.is_whole(parent));
+        }
+        if let Some(by_own) = &mut self.by_own {
+            by_own.remove(&own);
+        }
+    }
+
+    /// Resident, and with an identity.
+    fn is_whole(&self, block: u32) -> bool {
+        self.blocks.is_resident(block) && self.blocks.own(block).is_some()
+    }
+
+    /// One block more (or less) whose best tier is `tier`; the device needs no record.
+    #[inline]
+    fn lower(&mut self, masks: &mut Masks, own: u64, tier: usize, change: i64) {
+        if tier == 0 {
+            return;
+        }
+        if change > 0 {
+            masks.add_below(tier, own, self.place);
+        } else {
+            masks.discard_below(tier, own, self.place);
+        }
+        self.lowered += change;
+    }
+
+    /// A second engine hash of a block that is present under another one: both name the same block from here on.
+    fn merge(&mut self, masks: &mut Masks, engine: u64, block: u32, own: u64, copies: Copies) {
+        let blocks = &self.blocks;
+        let by_own = self.by_own.get_or_insert_with(|| {
+            let present = (0..blocks.end()).filter(|number| blocks.is_block(*number) && blocks.is_resident(*number));
+            present.filter_map(|number| Some((blocks.own(number)?, number))).collect()
+        });
+        let Some(&twin) = by_own.get(&own) else { return };
+        let children = self.blocks.children(block);
+        self.holes -= i64::from(children);
+        self.blocks.add_children(twin, children);
+        self.blocks.add_children(block, children.wrapping_neg());
+        self.blocks.forget(engine);
+        self.blocks.name_it(engine, twin);
+        let mut total = self.blocks.copies(twin);
+        for tier in 0..4 {
+            let room = MOST - copies_in(total, tier);
+            total += copies_in(copies, tier).min(room) << (16 * tier);
+        }
+        self.set(masks, engine, twin, total);
+    }
+
+    /// Keep the remembered blocks within their bound, the oldest go first.
+    fn forget(&mut self) {
+        for _ in self.bounds.remembered..self.remembered.len() {
+            let Some(engine) = self.remembered.pop_front() else { return };
+            let Some(block) = self.blocks.get(engine) else { continue };
+            if self.blocks.is_resident(block) {
+                continue;
+            }
+            if self.blocks.children(block) == 0 {
+                self.blocks.forget(engine);
+            } else {
+                self.remembered.push_back(engine);
+            }
+        }
+    }
+}
+
+/// Take the marks of the blocks from `start` to `end` out of the masks.
+pub fn unmark(blocks: &Blocks, place: u32, masks: &mut Masks, start: u32, end: u32) {
+    for number in start..end {
+        if !blocks.is_block(number) {
+            continue;
+        }
+        let copies = blocks.copies(number);
+        if let (Some(own), true) = (blocks.own(number), copies != 0) {
+            masks.discard(own, place);
+            match best_tier(copies) {
+                0 => {}
+                tier => masks.discard_below(tier, own, place),
+            }
+        }
+    }
+}

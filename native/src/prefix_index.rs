@@ -1,0 +1,265 @@
+//! `PrefixIndex` for Python.
+//!
+//! The index stands behind a lock. Nobody makes Python objects, or waits for the GIL, while holding it: collecting garbage
+//! may drop ranks that were set aside, which takes the lock.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use crate::BadBatchError;
+use crate::arguments::{DETACH_BYTES, with_bytes};
+use crate::batches::Batch;
+use crate::converting::read_batch;
+use crate::events::{self, Event};
+use crate::index::{Applied, Bounds, Index, Limits, copies_in};
+use crate::results::{ApplyResult, IndexStats, Matches};
+use crate::steps::{DiscardSteps, DumpSteps, PrepareSteps, PreparedRanks};
+
+/// Batches with so many blocks are applied with the GIL released.
+const DETACH_BLOCKS: usize = 1024;
+
+/// The index, which its iterators share.
+pub struct Shared(RwLock<Index>);
+
+impl Shared {
+    pub fn read(&self) -> RwLockReadGuard<'_, Index> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, Index> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Presence of every block of every rank that it was told of: see `kvcore.index`.
+#[pyclass(frozen, module = "tidegate_kvcore")]
+pub struct PrefixIndex {
+    shared: Arc<Shared>,
+    #[pyo3(get)]
+    limits: Py<PyAny>,
+}
+
+fn bound(limits: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
+    let value: i128 = limits.getattr(name)?.extract()?;
+    Ok(usize::try_from(value.max(0)).unwrap_or(usize::MAX))
+}
+
+#[pymethods]
+impl PrefixIndex {
+    #[new]
+    #[pyo3(signature = (limits=None))]
+    fn new(py: Python<'_>, limits: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let limits = match limits {
+            Some(limits) => limits,
+            None => py.import("tidegate_kvcore.limits")?.getattr("IndexLimits")?.call0()?,
+        };
+        let group = Bounds { held: bound(&limits, "max_held")?, remembered: bound(&limits, "max_remembered")? };
+        let index = Index::new(Limits { blocks: bound(&limits, "max_blocks")?, group });
+        Ok(Self { shared: Arc::new(Shared(RwLock::new(index))), limits: limits.unbind() })
+    }
+
+    /// Apply one batch, its events in order. `rank` counts, whatever the batch says of itself.
+    fn apply(&self, py: Python<'_>, worker: &str, rank: i64, batch: &Bound<'_, PyAny>) -> PyResult<ApplyResult> {
+        let (made, mut applied);
+        let events = if let Ok(batch) = batch.cast::<Batch>() {
+            let batch = batch.get();
+            applied = Applied::new(batch.rejected_counts());
+            batch.events()
+        } else {
+            (made, applied) = read_batch(batch)?;
+            &made
+        };
+        let blocks: usize = events
+            .iter()
+            .map(|event| match event {
+                Event::Stored(stored) => stored.hashes.len(),
+                Event::Removed(removed) => removed.hashes.len(),
+                Event::Cleared => DETACH_BLOCKS,
+            })
+            .sum();
+        if blocks < DETACH_BLOCKS {
+            self.shared.write().apply(worker, rank, events, &mut applied);
+        } else {
+            py.detach(|| self.shared.write().apply(worker, rank, events, &mut applied));
+        }
+        Ok(ApplyResult(applied))
+    }
+
+    /// Decode and apply one engine payload. Raises `BadBatchError` when it is not a batch at all, with nothing applied.
+    fn apply_payload(
+        &self,
+        py: Python<'_>,
+        worker: &str,
+        rank: i64,
+        payload: &Bound<'_, PyAny>,
+    ) -> PyResult<ApplyResult> {
+        let applied: Result<_, String> = with_bytes(py, payload, DETACH_BYTES, |payload| {
+            let batch = events::decode_batch(payload)?;
+            let mut applied = Applied::new(&batch.rejected);
+            self.shared.write().apply(worker, rank, &batch.events, &mut applied);
+            Ok(applied)
+        })?;
+        applied.map(ApplyResult).map_err(BadBatchError::new_err)
+    }
+
+    /// Forget every block of the rank, in all tiers and groups. The rank stays.
+    fn clear_rank(&self, py: Python<'_>, worker: &str, rank: i64) {
+        py.detach(|| self.shared.write().clear_rank(worker, rank));
+    }
+
+    /// Forget the worker and its ranks. Unknown: no-op.
+    fn remove_worker(&self, py: Python<'_>, worker: &str) {
+        py.detach(|| self.shared.write().remove_worker(worker));
+    }
+
+    /// Every rank that holds a prefix of `chain` (u64 little-endian), in no particular order.
+    #[pyo3(name = "match")]
+    fn find(&self, py: Python<'_>, chain: &Bound<'_, PyAny>) -> PyResult<Matches> {
+        with_bytes(py, chain, 0, |chain| {
+            let index = self.shared.read();
+            Matches::new(index.owners.clone(), index.matches(chain))
+        })
+    }
+
+    /// Every (worker, rank) that was applied to, loaded or cleared, and not removed.
+    fn ranks(&self) -> Vec<(String, i64)> {
+        self.shared.read().ranks().iter().map(|rank| (rank.key.worker.clone(), rank.key.rank)).collect()
+    }
+
+    /// Blocks that the rank holds, any tier (of several groups, the fullest).
+    fn resident(&self, worker: &str, rank: i64) -> usize {
+        self.shared.read().resident(worker, rank)
+    }
+
+    /// Tokens per block as learned from the rank's events.
+    fn block_size(&self, worker: &str, rank: i64) -> Option<u64> {
+        self.shared.read().rank(worker, rank).and_then(|rank| rank.block_size())
+    }
+
+    /// Counts for metrics.
+    fn stats(&self) -> IndexStats {
+        IndexStats(self.shared.read().stats())
+    }
+
+    /// Bytes that its blocks, tables and sets take.
+    fn memory_bytes(&self) -> usize {
+        self.shared.read().bytes()
+    }
+
+    /// Everything that can match: per (worker, rank) and chain hash its (group, tier, copies).
+    fn content<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let ranks = self.content_of_ranks();
+        let content = PyDict::new(py);
+        for (key, mut blocks) in ranks {
+            blocks.sort_unstable();
+            blocks.dedup();
+            let of_rank = PyDict::new(py);
+            for places in blocks.chunk_by(|one, other| one.0 == other.0) {
+                let copies = places.iter().map(|(_, group, tier, copies)| (*group, *tier, *copies));
+                of_rank.set_item(places[0].0, PyTuple::new(py, copies.collect::<Vec<_>>())?)?;
+            }
+            content.set_item(key, of_rank)?;
+        }
+        Ok(content)
+    }
+
+    // Snapshots
+
+    /// The whole index, or one worker's part.
+    #[pyo3(signature = (worker=None))]
+    fn dump<'py>(&self, py: Python<'py>, worker: Option<String>) -> PyResult<Bound<'py, PyBytes>> {
+        let mut steps = self.dump_steps(worker);
+        loop {
+            if let Some(data) = steps.step()? {
+                return Ok(PyBytes::new(py, &data));
+            }
+        }
+    }
+
+    /// As `dump`, a few milliseconds a step. What is dumped must not change before the last one.
+    #[pyo3(signature = (worker=None))]
+    fn dump_steps(&self, worker: Option<String>) -> DumpSteps {
+        DumpSteps::new(self.shared.clone(), worker)
+    }
+
+    /// Replace the ranks that `data` holds (of those in `ranks`, if given). Raises `BadDumpError`, with nothing changed.
+    #[pyo3(signature = (data, ranks=None))]
+    fn load(&self, py: Python<'_>, data: &Bound<'_, PyAny>, ranks: Option<Py<PyAny>>) -> PyResult<Vec<(String, i64)>> {
+        let prepared = Py::new(py, self.prepare(py, data, ranks)?.at_once(py)?)?;
+        let all = PyList::new(py, prepared.get().keys())?;
+        let loaded = self.adopt(py, prepared.clone_ref(py), all.as_any())?;
+        let mut steps = self.discard(prepared);
+        while !steps.step() {}
+        Ok(loaded)
+    }
+
+    /// `load` in three parts: this builds the ranks aside; then `adopt`; and always `discard`.
+    #[pyo3(signature = (data, ranks=None))]
+    fn prepare(&self, py: Python<'_>, data: &Bound<'_, PyAny>, ranks: Option<Py<PyAny>>) -> PyResult<PrepareSteps> {
+        let data = match data.cast::<PyBytes>() {
+            Ok(data) => data.clone(),
+            Err(_) => with_bytes(py, data, usize::MAX, |data| data.to_vec()).map(|data| PyBytes::new(py, &data))?,
+        };
+        Ok(PrepareSteps::new(self.shared.clone(), data.unbind(), ranks))
+    }
+
+    /// Replace those of `ranks` that were prepared, at once; which were replaced.
+    fn adopt(
+        &self,
+        py: Python<'_>,
+        prepared: Py<PreparedRanks>,
+        ranks: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<(String, i64)>> {
+        let mut adopted = Vec::new();
+        for key in prepared.get().keys() {
+            if ranks.contains(&key)? {
+                adopted.push(key);
+            }
+        }
+        py.detach(|| {
+            prepared.get().with(|prepared| {
+                let mut index = self.shared.write();
+                for (worker, rank) in &adopted {
+                    let same = |other: &crate::index::Rank| other.key.worker == *worker && other.key.rank == *rank;
+                    let Some(at) = prepared.iter().position(same) else { continue };
+                    let old = index.adopt(prepared.remove(at));
+                    prepared.extend(old);
+                }
+                index.evict_surplus();
+            });
+        });
+        Ok(adopted)
+    }
+
+    /// Give back what was not adopted, and what was replaced.
+    fn discard(&self, prepared: Py<PreparedRanks>) -> DiscardSteps {
+        DiscardSteps::new(self.shared.clone(), prepared)
+    }
+}
+
+/// Chain hash, group, tier, copies.
+type Place = (u64, i128, usize, u64);
+
+impl PrefixIndex {
+    #[expect(clippy::type_complexity, reason = "used once")]
+    fn content_of_ranks(&self) -> Vec<((String, i64), Vec<Place>)> {
+        let index = self.shared.read();
+        let mut ranks = Vec::new();
+        for rank in index.ranks() {
+            let mut places = Vec::new();
+            for (number, group) in &rank.groups {
+                let blocks = &group.blocks;
+                for block in (0..blocks.end()).filter(|block| blocks.is_block(*block)) {
+                    let Some(own) = blocks.own(block) else { continue };
+                    let copies = blocks.copies(block);
+                    let tiers = (0..4).map(|tier| (own, *number, tier, copies_in(copies, tier)));
+                    places.extend(tiers.filter(|(.., copies)| *copies > 0));
+                }
+            }
+            ranks.push(((rank.key.worker.clone(), rank.key.rank), places));
+        }
+        ranks
+    }
+}

@@ -5,8 +5,8 @@ are measured in turns. Every prompt has 512 blocks, of which a shared prefix is 
 part on its last one; every turn ends with its facts and with the engine's events of 16 new blocks. ``<index>_<in
 flight>_``: ``p50_ms``, ``p99_ms`` from the question's publication to the grant's arrival in this process; ``per_s``
 decisions; ``cpu_ms`` of admission, indexer and nats-server together per decision, the facts and events of its turn
-included. With one in flight a turn begins when the one before it has been taken in; with more, at once. Keys without
-suffix: 16 workers; ``_64w``: 64.
+included. With one in flight a turn asks when all that was said before has been taken in; with more, at once. Keys
+without suffix: 16 workers; ``_64w``: 64.
 """
 
 from __future__ import annotations
@@ -94,7 +94,5 @@ async def _turns(
     room: Room, sessions: Iterator[Session], left: Iterator[int], took_ms: list[float], *, alone: bool
 ) -> None:
     for _ in left:
-        took, _ = await room.turn(next(sessions))
+        took, _ = await room.turn(next(sessions), alone=alone)
         took_ms.append(took)
-        if alone:
-            await room.settle()

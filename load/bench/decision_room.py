@@ -43,6 +43,7 @@ TURN_BLOCKS = 16
 SHARED_BLOCKS = 128
 SHARED_PREFIXES = 4
 SESSIONS_PER_WORKER = 8
+SETTLE_ROUND_TRIPS = 4
 
 _START_S = 60.0
 _RETRY_S = 0.05
@@ -226,9 +227,8 @@ class Ingress:
         )
         self._bus.publish(subjects.ingress_state("ingress-1"), to_json(state))
 
-    async def ask(self, session: Session, chain: bytes) -> tuple[Granted, float]:
-        """One turn, from `RequestAccepted` to its grant; and the ms from the question's publication to the grant's
-        arrival. Raises `RuntimeError` when it is refused."""
+    def accept(self, session: Session) -> str:
+        """A request of this session begins; its id."""
         self._count += 1
         now = time.time()
         request_id = f"request-{self._count}"
@@ -245,12 +245,18 @@ class Ingress:
         self._in_flight[request_id] = InFlight(
             request_id=request_id, model=MODEL, identity=identity, received_ms=int(now * 1000)
         )
+        return request_id
+
+    async def ask(self, session: Session, request_id: str, chain: bytes) -> tuple[Granted, float]:
+        """Its grant, and the ms from the question's publication to the grant's arrival. Raises `RuntimeError` when it
+        is refused."""
+        now = time.time()
         question = AdmitRequest(
             request_id=request_id,
             model=MODEL,
             ingress="ingress-1",
             ingress_epoch=self._epoch,
-            identity=identity,
+            identity=_identity(session),
             received_ms=int(now * 1000),
             deadline_ms=int(now * 1000) + 60_000,
             input_tokens=PROMPT_BLOCKS * BLOCK_SIZE + 5,
@@ -372,10 +378,14 @@ class Room:
             await self._bus.close()
         self.children.stop()
 
-    async def turn(self, session: Session) -> tuple[float, Granted]:
-        """One turn from its ask to its end, with what its engine then publishes; ms from ask to grant."""
+    async def turn(self, session: Session, *, alone: bool = False) -> tuple[float, Granted]:
+        """One turn to its end, with what its engine then publishes; ms from ask to grant. ``alone``: everybody has
+        taken in what was said before, when it asks (an ingress takes milliseconds to tokenise such a prompt)."""
         tokens, chain = session.next_turn()
-        granted, took_ms = await self.ingress.ask(session, chain)
+        request_id = self.ingress.accept(session)
+        if alone:
+            await self.settle()
+        granted, took_ms = await self.ingress.ask(session, request_id, chain)
         bridge = self.bridges[granted.grant.worker]
         kept = PROMPT_BLOCKS - TURN_BLOCKS
         if bridge.holds(session) >= kept:
@@ -386,10 +396,10 @@ class Room:
         return took_ms, granted
 
     async def settle(self) -> None:
-        """Until all that was published has been taken in, as far as that shows: facts of a turn shall not be in the
-        way of the next one."""
-        await self._bus.flush(30.0)
-        await asyncio.sleep(0.002)
+        """Some round trips to the bus, in which others take in what was published before. Not a pause: what is measured
+        is a busy house, not how long a machine takes to wake up."""
+        for _ in range(SETTLE_ROUND_TRIPS):
+            await self._bus.flush(30.0)
 
     async def _beat(self) -> None:
         while True:
@@ -403,7 +413,7 @@ class Room:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                granted, _ = await self.ingress.ask(self.sessions[0], b"")
+                granted, _ = await self.ingress.ask(self.sessions[0], self.ingress.accept(self.sessions[0]), b"")
             except (BusError, RuntimeError):
                 if time.monotonic() > deadline:
                     raise

@@ -99,16 +99,64 @@ def damaged_value(rng: Random, value: Any, depth: int = 0) -> Any:
 
 
 def damaged_payload(rng: Random) -> bytes:
-    """A captured payload, changed as a value, as bytes, or both."""
+    """A captured payload, changed as a value (mostly within its events) or as bytes."""
     payload = rng.choice(PAYLOADS)
-    if rng.randrange(2):
-        try:
-            value = msgspec.msgpack.decode(payload, strict=False)
-        except (msgspec.MsgspecError, ValueError):
-            return damaged_bytes(rng, payload)
-        for _ in range(rng.choice((1, 1, 2, 4))):
+    if rng.randrange(4) == 0:
+        return damaged_bytes(rng, payload)
+    try:
+        value = msgspec.msgpack.decode(payload, strict=False)
+    except (msgspec.MsgspecError, ValueError):
+        return damaged_bytes(rng, payload)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        events = value[1] if isinstance(value, list) and len(value) > 1 else None
+        if isinstance(events, list) and events and rng.randrange(10):
+            at = rng.randrange(len(events))
+            events[at] = damaged_value(rng, events[at], 0 if rng.randrange(20) else 1)
+        else:
             value = damaged_value(rng, value)
-        payload = msgspec.msgpack.encode(value)
-        if rng.randrange(4):
-            return payload
-    return damaged_bytes(rng, payload)
+    payload = msgspec.msgpack.encode(value)
+    return damaged_bytes(rng, payload) if rng.randrange(10) == 0 else payload
+
+
+_WAITING: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("hashes", ([], [-1], [2**64 - 1] * 3, [0, 1])),
+    ("tokens", (b"", b"abc", b"x" * 16, bytes(48))),
+    ("parent", (None, -1, 2**64 - 1, 0)),
+    ("block_size", (0, -1, 2**40, 4)),
+    ("eagle", (True, False)),
+    ("misaligned", (True, False)),
+    ("tier", (0, 3, 4, -1)),
+    ("mm", ({0: [-1]}, {-1: [1]}, {2**40: [2**64 - 1]}, {0: [1, 2]})),
+    ("adapter", ("", "x", None)),
+    ("group", (-1, 2**64 - 1, None)),
+)
+"""What may stand in an event that waits, and what may not."""
+
+
+def damaged_dump(rng: Random, dump: bytes) -> bytes:
+    """A dump with bytes of its columns changed, columns exchanged or cut, or any damage at all."""
+    if rng.randrange(3) == 0:
+        return damaged_bytes(rng, dump)
+    value = msgspec.msgpack.decode(dump)
+    groups = [group for rank in value[1] for group in rank["groups"].values()]
+    if not groups or rng.randrange(10) == 0:
+        return msgspec.msgpack.encode(damaged_value(rng, value))
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        group = rng.choice(groups)
+        name = rng.choice((*sorted(group), "waiting", "waiting"))
+        column = group[name]
+        if isinstance(column, bytes) and column and rng.randrange(8):
+            changed = bytearray(column)
+            at = rng.randrange(len(changed))
+            if rng.randrange(2):
+                changed[at] = rng.randrange(256)
+            else:
+                other = rng.randrange(len(changed)) // 8 * 8
+                changed[at // 8 * 8 : at // 8 * 8 + 8] = changed[other : other + 8]
+            group[name] = bytes(changed)
+        elif isinstance(column, list) and column and isinstance(event := rng.choice(column), dict):
+            field, values = rng.choice(_WAITING)
+            event[field] = rng.choice(values)
+        else:
+            group[name] = rng.choice((damaged_value(rng, column, 1), rng.choice(groups)[name]))
+    return msgspec.msgpack.encode(value)

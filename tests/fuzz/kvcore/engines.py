@@ -90,6 +90,7 @@ class Engine:
     rank: int
     tidy: bool
     names: dict[tuple[int, int], int] = field(default_factory=dict)
+    stores: list[tuple[list[int], str | None, int | None]] = field(default_factory=list)
     layout: str = "array"
     grouped: bool = False
     hidden: bool = True
@@ -165,6 +166,7 @@ class Engine:
             tokens, size, parent, keys = [], 0, rng.choice((None, parent)), []
         medium = rng.choice(MEDIA)
         group, kind = self._group()
+        self.stores.append((hashes, medium, group))
         if not self.tidy and rng.randrange(8) == 0:
             hashes, parent, tokens, size, keys = self._contradict(hashes, parent, tokens, size, keys)
         wire_hashes = [self._wire_hash(value) for value in hashes]
@@ -179,10 +181,11 @@ class Engine:
         return event
 
     def _contradict(
-        self, hashes: list[int], parent: int | None, tokens: list[int], size: int, keys: list[Any]
-    ) -> tuple[list[int], int | None, list[int], int, list[Any]]:
+        self, hashes: list[int], parent: int | None, tokens: list[Any], size: int, keys: list[Any]
+    ) -> tuple[list[int], int | None, list[Any], int, list[Any]]:
+        """Something that does not fit, Eagle's pairs of tokens among it."""
         rng = self.rng
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0:
                 hashes = [rng.choice(hashes) for _ in hashes]
             case 1:
@@ -199,6 +202,8 @@ class Engine:
                 tokens, size = tokens * 2, size * 2
             case 7:
                 keys = [["other"] for _ in keys]
+            case 8:
+                return hashes, parent, [[token, token ^ 1] for token in tokens], size, keys
             case _:
                 hashes = [*hashes, *hashes]
                 tokens = [*tokens, *tokens]
@@ -206,13 +211,18 @@ class Engine:
         return hashes, parent, tokens, size, keys
 
     def _removed(self) -> Any:
+        """Mostly what was stored and not told to be gone yet."""
         rng = self.rng
-        node = rng.choice(self.forest.nodes)
-        path = node.path[-rng.choice((1, 1, 2, 8)) :]
-        hashes = [self._wire_hash(self.name(each, self._variant())) for each in path]
-        if rng.randrange(2):
-            hashes.reverse()
-        medium, group = rng.choice(MEDIA), self._group()[0]
+        if self.stores and rng.randrange(5):
+            names, medium, group = self.stores.pop(rng.randrange(len(self.stores)))
+            kept = rng.randrange(len(names)) if rng.randrange(3) == 0 else 0
+            names = names[kept:]
+        else:
+            path = rng.choice(self.forest.nodes).path[-rng.choice((1, 1, 2, 8)) :]
+            names, medium, group = [self.name(each, self._variant()) for each in path], rng.choice(MEDIA), None
+        if not self.tidy and rng.randrange(6) == 0:
+            medium, group = rng.choice(MEDIA), self._group()[0]
+        hashes = [self._wire_hash(name) for name in (reversed(names) if rng.randrange(2) else names)]
         if self._as_array():
             return ["BlockRemoved", hashes, medium, *(() if group is None else (group,))]
         event: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}

@@ -19,10 +19,10 @@ mod values;
 use pyo3::import_exception;
 use pyo3::prelude::*;
 
-import_exception!(tidegate_kvcore.errors, BadBatchError);
-import_exception!(tidegate_kvcore.errors, BadDumpError);
-import_exception!(tidegate_kvcore.errors, BlockSizeError);
-import_exception!(tidegate_kvcore.errors, TokensError);
+import_exception!(kvcore.errors, BadBatchError);
+import_exception!(kvcore.errors, BadDumpError);
+import_exception!(kvcore.errors, BlockSizeError);
+import_exception!(kvcore.errors, TokensError);
 
 #[pymodule]
 mod _native {

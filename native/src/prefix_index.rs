@@ -53,7 +53,7 @@ impl PrefixIndex {
     fn new(py: Python<'_>, limits: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
         let limits = match limits {
             Some(limits) => limits,
-            None => py.import("tidegate_kvcore.limits")?.getattr("IndexLimits")?.call0()?,
+            None => py.import("kvcore.index")?.getattr("IndexLimits")?.call0()?,
         };
         let group = Bounds { held: bound(&limits, "max_held")?, remembered: bound(&limits, "max_remembered")? };
         let index = Index::new(Limits { blocks: bound(&limits, "max_blocks")?, group });

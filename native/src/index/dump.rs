@@ -81,7 +81,7 @@ fn read_rank(reader: &mut Reader<'_>) -> Read<RankDump> {
     for _ in 0..reader.map()? {
         match reader.key()? {
             b"worker" => worker = Some(reader.text()?.to_owned()),
-            b"rank" => number = i64::try_from(int(reader)?).ok(),
+            b"rank" => number = u32::try_from(int(reader)?).ok().map(i64::from),
             b"groups" => groups = Some(read_numbered(reader, read_group)?),
             b"other_kinds" => other_kinds = Some(read_numbered(reader, |reader| Ok(reader.text()?.to_owned()))?),
             _ => reader.skip()?,
@@ -129,7 +129,7 @@ fn read_group(reader: &mut Reader<'_>) -> Read<GroupDump> {
             b"block_size" => {
                 group.block_size = match reader.optional_int()? {
                     None => None,
-                    Some(size) => Some(u64::try_from(size).ok().filter(|size| *size > 0).ok_or(Unreadable)?),
+                    Some(size) => Some(u32::try_from(size).ok().filter(|size| *size > 0).ok_or(Unreadable)?.into()),
                 };
                 0
             }

@@ -115,6 +115,16 @@ class StreamRecovery:
         return self._held_bytes
 
     @property
+    def incomplete(self) -> str | None:
+        """Why the picture lacks something for good, if it does."""
+        return self._incomplete
+
+    @property
+    def fingerprint(self) -> int | None:
+        """XXH3-64 of the last batch delivered (``replay`` only)."""
+        return self._fingerprints.get(self.last)
+
+    @property
     def wake_at(self) -> float | None:
         """When to send a `Tick`, if at all."""
         return self._not_before if self._catching_up and not self._fetching else None
@@ -160,6 +170,18 @@ class StreamRecovery:
         """Whether ``seq`` was delivered with another payload: then the publisher is another process."""
         known = self._fingerprints.get(seq)
         return known is not None and known != xxh3_64_intdigest(payload)
+
+    def resume(self, seq: int, missing: str | None, fingerprint: int | None) -> None:
+        """Go on where an earlier machine was: the rank's blocks are those after ``seq``, their picture lacks what
+        ``missing`` says. ``fingerprint`` of that batch: `Connected` then makes sure that it comes again unchanged."""
+        self.incarnation = ""
+        self.last = seq
+        self._first = False
+        self._incomplete = missing
+        if fingerprint is not None:
+            self._fingerprints[seq] = fingerprint
+        self._effects = []
+        self._say_state()
 
     def drop_held(self) -> None:
         """Where what is held came from is in doubt: its numbers are fetched with those before them."""

@@ -41,6 +41,7 @@ from kvcore.stream import (
     Tick,
 )
 from schemas.worker import RankStream
+from services.bridge.checkpoint import RankCheckpoint
 from services.bridge.endpoints import RankSource
 
 _RANKS_REMEMBERED = 8
@@ -73,7 +74,12 @@ class Ask:
     ticket: int
 
 
-RankEffect = Forward | Forget | Ask
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The process is the one of the checkpoint: its blocks of the rank are the bridge's index from now on."""
+
+
+RankEffect = Forward | Forget | Ask | Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +107,8 @@ class RankFeed:
     """The stream of one rank.
 
     ``base``: the process's start (Unix ms), or a stand-in where the engine hides it. ``suspect_since``: nobody knows
-    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last. ``names``:
-    the newest incarnations of this one.
+    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last.
+    ``checkpoint``: what it left of this rank, until it is used. ``names``: the newest incarnations of this one.
     """
 
     source: RankSource
@@ -112,6 +118,7 @@ class RankFeed:
     connected: bool = False
     suspect_since: float | None = 0.0
     previous: str = ""
+    checkpoint: RankCheckpoint | None = None
     machine: StreamRecovery = field(init=False)
     counters: FeedCounters = field(default_factory=FeedCounters)
     _pending: deque[tuple[int, bytes]] = field(default_factory=deque)
@@ -177,7 +184,9 @@ class RankFeed:
         if other or started_ms is None or self.source.replay:
             # What waits may be of the process before. A replay brings all of the new one anyway.
             self._drop_pending(len(self._pending) if other and known and self.source.replay else self._stale)
-        if other:
+        if other and not known and (kept := self._fitting(started_ms)) is not None:
+            out += self._resume(kept)
+        elif other:
             out += self._other_process(base, known, now)
         if self.suspect_since is None or not self.connected or self._doomed or asked_at < self.suspect_since:
             return out
@@ -187,6 +196,22 @@ class RankFeed:
             out += self._start_probe(now)
         self._confirmed = True
         return out + self._release(now)
+
+    def _fitting(self, started_ms: int | None) -> RankCheckpoint | None:
+        """The checkpoint, if it may be of this process."""
+        kept, self.checkpoint = self.checkpoint, None
+        if kept is None or kept.seq < 0:
+            return None
+        if started_ms is not None:
+            return kept if kept.process == str(started_ms) else None
+        return kept if kept.process.startswith("u") and kept.fingerprint and self.source.replay else None
+
+    def _resume(self, kept: RankCheckpoint) -> list[RankEffect]:
+        self.base, self.incarnation = kept.process, kept.incarnation
+        self.names.append(kept.incarnation)
+        asked = self.source.replay and kept.fingerprint
+        self.machine.resume(kept.seq, kept.missing, int(kept.fingerprint, 16) if asked else None)
+        return [Resume()]
 
     def _other_process(self, base: str, known: bool, now: float) -> list[RankEffect]:
         self.base = base
@@ -222,6 +247,8 @@ class RankFeed:
             # Nobody says which process sends them: as of an engine that hides its start.
             self._drop_pending(self._stale)
             self._confirmed = False
+            if self.machine.last < 0:
+                self._name(f"{self.base}.{max(1, round(now * 1000))}", now)  # nothing to tell the process by
             out += self._look_back(now) + self._release(now)
         if self.suspect_since is None and self.machine.wake_at is not None and now >= self.machine.wake_at:
             out += self._feed(Tick(), now)
@@ -274,6 +301,17 @@ class RankFeed:
         """A batch named its data-parallel rank. Two names on one socket mean that two ranks share a port (A13)."""
         if len(self._seen_ranks) < _RANKS_REMEMBERED:
             self._seen_ranks.add(rank)
+
+    def left_behind(self) -> RankCheckpoint:
+        """What the bridge's index of this rank stands for, when it has everything that was forwarded."""
+        machine = self.machine
+        return RankCheckpoint(
+            rank=self.source.rank,
+            incarnation=self.incarnation,
+            seq=machine.last,
+            missing=machine.incomplete,
+            fingerprint="" if machine.fingerprint is None else f"{machine.fingerprint:016x}",
+        )
 
     # What it looks like from outside
 

@@ -3,7 +3,7 @@
 The world has what a bridge has not: the truth. Notes and batches of the socket come in the order of the wire but late;
 pages and replays are answered by whoever lives at that moment, and those answers come late too. Nothing else is
 arranged: engines die before anybody looked, reach the number of the one before, forget, hide their start, do not
-answer replays.
+answer replays; bridges are replaced and begin with what the one before left behind, some time ago.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.bridge.checkpoint import RankCheckpoint
 from services.bridge.endpoints import RankSource
-from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed
+from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed, Resume
 
 RULES = FeedRules(hold_limit=32, replay_attempts=2, replay_retry_s=1.0, identify_timeout_s=5.0, probe_after_s=10.0)
 
@@ -56,7 +57,10 @@ class World:
     wired: int = 0
     page: tuple[float, Process | None] | None = None
     replay: Replay | None = None
-    sent: list[Forward | Forget] = field(default_factory=list)
+    sent: list[Forward] = field(default_factory=list)
+    lives: list[int] = field(default_factory=lambda: [0])
+    content: list[tuple[int, bytes]] = field(default_factory=list)
+    kept: tuple[RankCheckpoint, list[tuple[int, bytes]]] | None = None
 
     # The engine's side
 
@@ -158,16 +162,39 @@ class World:
         self.now += seconds
         self._do(self.feed.tick(self.now))
 
+    def keep(self) -> None:
+        if self.feed.incarnation:
+            self.kept = self.feed.left_behind(), list(self.content)
+
+    def replace_bridge(self) -> None:
+        """Another bridge: what was on its way to the one before is lost."""
+        if not self.orderly:
+            return  # who vanishes before a bridge has named him is beyond telling
+        kept = self.kept[0] if self.kept is not None else None
+        self.feed = RankFeed(self.feed.source, RULES, previous=self.feed.incarnation, checkpoint=kept)
+        self.content, self.page, self.replay = [], None, None
+        self.wire.clear()
+        self.lives.append(len(self.sent))
+        if self.linked:
+            self._wire("up")
+
     def _in_order(self, answered: Process) -> None:
         if self.orderly:
             self.hear(answered.born - (self.wired - len(self.wire)))
 
     def _do(self, effects: list[RankEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Ask):
-                self.replay = Replay(effect)  # the shell gives up the question before
-            else:
-                self.sent.append(effect)
+            match effect:
+                case Ask():
+                    self.replay = Replay(effect)  # the shell gives up the question before
+                case Forward():
+                    self.sent.append(effect)
+                    self.content.append((effect.seq, effect.payload))
+                case Forget():
+                    self.content = []
+                case Resume():
+                    assert self.kept is not None
+                    self.content = list(self.kept[1])
 
     # The end
 
@@ -186,28 +213,24 @@ class World:
                 self.take_replay(1000)
             self.tick(11.0)
 
-    def present(self) -> list[tuple[int, bytes]]:
-        """What stands under the name of now: forwarded, and not forgotten since."""
-        last = max((at for at, effect in enumerate(self.sent) if isinstance(effect, Forget)), default=-1)
-        return [(e.seq, e.payload) for e in self.sent[last + 1 :] if isinstance(e, Forward)]
-
     def check_names(self) -> None:
-        """Under one name numbers have no hole, the first one is marked, and a name that says so begins with 0."""
-        last: dict[str, int] = {}
-        for effect in self.sent:
-            if isinstance(effect, Forward):
-                before = last.get(effect.incarnation)
-                assert effect.first == (before is None)
-                assert before is None or effect.seq == before + 1
-                assert before is not None or effect.seq == 0 or not effect.incarnation.endswith(".0")
-                last[effect.incarnation] = effect.seq
+        """Under one name numbers have no hole, the first one is marked, and a name that says so begins with 0. What
+        another bridge says once more under the same name is the same."""
+        said: dict[str, dict[int, bytes]] = {}
+        for at, effect in enumerate(self.sent):
+            before = said.setdefault(effect.incarnation, {})
+            assert before.setdefault(effect.seq, effect.payload) == effect.payload
+            assert effect.first == (effect.seq == min(before))
+            assert effect.first or effect.seq - 1 in before
+            assert not effect.first or effect.seq == 0 or not effect.incarnation.endswith(".0")
+            if at not in self.lives and not effect.first and self.sent[at - 1].incarnation == effect.incarnation:
+                assert effect.seq == self.sent[at - 1].seq + 1
 
     def check_unmixed(self) -> None:
         """One name, one process; and where it says which, that one."""
         owners: dict[str, set[str]] = {}
         for effect in self.sent:
-            if isinstance(effect, Forward):
-                owners.setdefault(effect.incarnation, set()).add(effect.payload.decode().partition("/")[0])
+            owners.setdefault(effect.incarnation, set()).add(effect.payload.decode().partition("/")[0])
         assert all(len(of) == 1 for of in owners.values()), owners
 
 
@@ -219,7 +242,7 @@ acts = st.one_of(
     st.tuples(st.just("hear"), st.integers(1, 4)),
     st.tuples(st.just("take_replay"), st.integers(1, 4)),
     st.tuples(st.just("tick"), st.sampled_from([0.5, 5.5, 11.0])),
-    st.tuples(st.sampled_from(["restart", "look", "settle"])),
+    st.tuples(st.sampled_from(["restart", "look", "settle", "keep", "replace_bridge"])),
 )
 
 
@@ -270,7 +293,7 @@ def test_processes_are_told_apart(
     two processes, not even for a moment."""
     world = run(script, replay=replay, hides=hides, bind=bind, orderly=orderly)
     assert world.alive is not None
-    present = world.present()
+    present = world.content
     published = {seq: b"%d/%d" % (world.alive.started_ms, seq) for seq in range(world.alive.next_seq)}
     first = world.alive.next_seq - len(present)
     assert present == [(seq, published[seq]) for seq in range(first, world.alive.next_seq)]

@@ -17,7 +17,7 @@ from schemas.decision import Candidate
 from schemas.index import ChainUnit, MatchReply, SourceHealth, TierBlocks, WorkerMatch
 from services.admission.cost import CostWeights, Load, Pricing, Prompt, shared_run
 from services.admission.grants import Ledger
-from services.admission.workers import Worker, load_of
+from services.admission.workers import IDLE, Worker, load_beside, load_of
 
 Choose = Callable[[int], int]
 """A number below n, drawn uniformly (a seeded generator's ``randrange``)."""
@@ -161,15 +161,17 @@ def place(
     """Score every rank of ``workers`` and choose one."""
     pricing = Pricing(weights, prompt, _least_prefill(workers, ledger) if weights.overlap_score_credit_decay else 0)
     seats: list[Seat] = []
-    matches, shared, price = index.matches, index.shared, pricing.total
+    matches, shared, price, accounts = index.matches, index.shared, pricing.total, ledger.by_seat
     sizes = (None, prompt.block_size)
     for worker in workers:
-        name = worker.name
+        name, foreign = worker.name, worker.foreign
         misfit = index.unit == "tokens" and worker.state.profile.block_size not in sizes
         barred = "failed_before" if name in excluded else None if worker.placeable else worker.state.health
         for seat in worker.seats:
-            rank = seat[1]
-            load, open_grants = load_of(worker, rank, ledger), ledger.account(name, rank).requests
+            rank, ours = seat[1], accounts.get(seat)
+            load, open_grants = foreign.get(rank, IDLE), 0
+            if ours is not None and ours.requests:
+                load, open_grants = load_beside(load, ours), ours.requests
             health, reason, blocks = _view(None if matches is None else matches.get(seat), index, misfit)
             sticky = name == preference.worker and preference.rank in (None, rank)
             pages = shared_run(shared, blocks.reach) if shared and health != "blind" else 0

@@ -151,10 +151,11 @@ class Fleet:
 
 def load_of(worker: Worker, rank: int, ledger: Ledger) -> Load:
     """Load of one rank: our own open grants first, then what the last scrape showed beyond them (D1)."""
-    ours = ledger.account(worker.name, rank)
-    foreign = worker.foreign.get(rank, IDLE)
-    if not ours.requests:
-        return foreign
+    return load_beside(worker.foreign.get(rank, IDLE), ledger.account(worker.name, rank))
+
+
+def load_beside(foreign: Load, ours: RankAccount) -> Load:
+    """What our own grants of a rank and the load that is not ours weigh together."""
     return Load(
         ours.requests + foreign.requests,
         ours.prefill_tokens + foreign.prefill_tokens,

@@ -20,7 +20,7 @@ from kvcore.hashing import chain_view
 @dataclass(frozen=True, slots=True)
 class SentLimits:
     """``ttl_s``: seconds for which a sent block counts. ``max_blocks``: of all ranks together; over it the rank with
-    the most loses its oldest (a block costs about 200 bytes). ``max_ranks``: further ranks are not taken in."""
+    the most loses its oldest (a block costs about 130 bytes). ``max_ranks``: further ranks are not taken in."""
 
     ttl_s: float = 300.0
     max_blocks: int = 1_000_000

@@ -156,7 +156,7 @@ async def test_turns_meet_their_prefixes_without_events(tmp_path: Path, tokenize
         in_turn = await hit_ratio(house.direct, "in turn")
         routed = await hit_ratio([house.front], "routed")
         assert routed > in_turn + 0.15, (routed, in_turn)
-        assert routed > 0.75
+        assert routed > 0.65
         await eventually(lambda: len(house.decisions) == 28, 10, "all decisions")
         assert {(decision.index_health, decision.index_reason) for decision in house.decisions} == {
             ("approximate", reason)

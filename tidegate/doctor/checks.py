@@ -127,6 +127,10 @@ def check_index(model: str, reply: MatchReply | None) -> list[Check]:
             checks.append(Check(name=name, verdict="ok", found=found))
         else:
             fix = "its requests are placed by session and load until it is synced; see the logs of indexer and bridge"
+            if match.health == "approximate":
+                fix = (
+                    f"its requests are placed by what was sent there; docs/operations.md says what {match.reason} means"
+                )
             checks.append(Check(name=name, verdict="warning", found=found, fix=fix))
     if not checks:
         fix = "see the bridges' logs: their events must reach the bus"

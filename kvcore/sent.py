@@ -88,10 +88,12 @@ class SentBlocks:
         O(log n) looks, so that asking for every rank of a pool is cheap.
         """
         sent = self._ranks.get((worker, rank))
-        if not sent:
+        if not sent or not chain:
             return 0
         limit = max(now, self._now) - self._limits.ttl_s
-        low, high = 0, len(chain)
+        if sent.get(chain[0], limit) <= limit:
+            return 0  # most of a pool
+        low, high = 1, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
             if sent.get(chain[middle - 1], limit) > limit:

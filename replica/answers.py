@@ -72,7 +72,7 @@ class Answers:
                 source = sources[place]
                 blocks = (match.device, match.host, match.disk, match.external)
                 answers[place] = source.answers.get(blocks) or self._say(source, blocks)
-        if self._approximate.sources and request.chain:
+        if self._approximate.sources:
             chain = chain_view(request.chain)
             for key, source in self._approximate.sources.items():
                 place = fitting.get(key)

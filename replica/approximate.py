@@ -63,11 +63,15 @@ class Approximate:
         self.tokens.remove_worker(worker)
         self.text.remove_worker(worker)
 
+    def emptied(self, worker: str, rank: int) -> None:
+        """The engine says that it has dropped its cache."""
+        self.tokens.clear_rank(worker, rank)
+        self.text.clear_rank(worker, rank)
+
     def dropped(self, worker: str, rank: int) -> None:
         """The source is gone."""
         self.sources.pop((worker, rank), None)
-        self.tokens.clear_rank(worker, rank)
-        self.text.clear_rank(worker, rank)
+        self.emptied(worker, rank)
 
     def tick(self, now: float) -> None:
         """Give memory back."""

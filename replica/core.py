@@ -240,6 +240,8 @@ class Replica:
         source.answers.clear()
         if result.evicted:
             self._answers.contents_changed()
+        if result.cleared:
+            self.approximate.emptied(source.worker, source.rank)
         self.rejected += result.rejected
         self.counters.blocks_stored += result.stored
         self.counters.blocks_removed += result.removed

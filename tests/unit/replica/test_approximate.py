@@ -74,6 +74,25 @@ def test_a_new_engine_is_empty() -> None:
         at.beat(streams=(), profile=PROFILE)
 
 
+def test_an_engine_that_drops_its_cache_says_so() -> None:
+    """`AllBlocksCleared` empties what was sent as well, where events come at all."""
+    at = disagreeing()
+    for number in range(8):
+        turn(at, number, reported=0)
+    at.give(placed(8, LONG, unit="text"))
+    assert [ask(at, LONG, unit)[0].blocks.reach for unit in ("tokens", "text")] == [10, 10]
+    at.publish(msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]], 0]))
+    assert [ask(at, LONG, unit)[0].blocks.reach for unit in ("tokens", "text")] == [0, 0]
+
+
+def test_a_question_without_a_chain() -> None:
+    """What the doctor asks: health and how much is known, of every rank."""
+    at = without_events()
+    at.give(placed(0, LONG))
+    first, second = ask(at, b"")
+    assert (first.health, first.resident_blocks, second.resident_blocks) == ("approximate", 10, 0)
+
+
 def test_an_exact_source_keeps_no_notes() -> None:
     """While a source is synced nothing is noted; what was noted before is forgotten."""
     at = bridge()

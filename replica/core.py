@@ -358,22 +358,30 @@ class Replica:
     # Requests
 
     def _placed(self, fact: Placed, now: float) -> None:
-        expected = None
-        if fact.indexed is not None and fact.unit == "tokens":
-            expected = Expected(fact.worker, fact.rank, fact.indexed, fact.block_size)
-        self.expectations.placed(fact.request_id, expected)
         source = self.sources.get(fact.worker, {}).get(fact.rank)
         worker = self.workers.get(fact.worker)
-        if source is not None and worker is not None:
-            self.approximate.placed(fact, source, worker.state.profile, now)
+        if source is None or worker is None:
+            self.expectations.placed(fact.request_id, None)
+            return
+        self.approximate.placed(fact, source, worker.state.profile, now)
+        expected = None
+        if fact.unit == "tokens" and source.measured:
+            common = source.parity.placed(fact.request_id, fact.chain)
+            if fact.indexed is not None:
+                most = max(fact.indexed, common)
+                expected = Expected(fact.worker, fact.rank, fact.indexed, most, fact.block_size)
+        self.expectations.placed(fact.request_id, expected)
 
     def _ended(self, end: RequestEnd, effects: list[ReplicaEffect]) -> None:
         expected = self.expectations.ended(end.request_id, end.worker or "", end.rank or 0)
-        if end.outcome != "completed" or end.worker is None or end.rank is None:
+        if end.worker is None or end.rank is None:
             return
         source = self.sources.get(end.worker, {}).get(end.rank)
         worker = self.workers.get(end.worker)
         if source is None or worker is None:
+            return
+        source.parity.over(end.request_id)
+        if end.outcome != "completed":
             return
         reported, size = end.usage.cached_tokens, worker.state.profile.block_size or 0
         if end.predicted_cached_tokens is not None and reported is not None:
@@ -383,8 +391,8 @@ class Replica:
             return
         before, input_tokens = source.parity.problem, end.usage.input_tokens or 0
         predicted = None
-        if expected is not None and source.measured and end.usage.input_tokens is not None:
-            predicted = expected.cached_tokens(input_tokens)
+        if expected is not None and source.measured and reported is not None and input_tokens:
+            predicted = expected.cached_tokens(input_tokens, reported)
         source.parity.ended(input_tokens, size, predicted, reported)
         after = source.parity.problem
         if after is not None and after != before:

@@ -224,3 +224,17 @@ async def test_a_wrong_index_is_noticed_and_left_and_taken_back(tmp_path: Path) 
         assert healed[-1] == "synced"
         assert house.health[-1] == ("synced", None)
         assert house.system.metric("indexer", "tidegate_parity_alarms_total") == 1
+
+
+async def test_a_fan_out_rings_no_alarm(tmp_path: Path) -> None:
+    """Bursts of sub-agents with one new system prompt each: the engine finds for most of them what the index could not
+    have known when they were placed together. The index is right all the same, and stays `synced`."""
+    async with running_house(tmp_path, engines=2, events=True) as house:
+        for burst in range(10):
+            talks = [conversation(f"burst {burst}", 0) for _ in range(6)]
+            for number, messages in enumerate(talks):
+                messages.append({"role": "user", "content": f"{number} " * 20})
+            found = [hits for hits, _ in await asyncio.gather(*(house.turn(messages) for messages in talks))]
+            assert sum(hits > 0 for hits in found) >= 3, "most find it"
+        assert ("approximate", "parity") not in house.health
+        assert house.system.metric("indexer", "tidegate_parity_alarms_total") == 0

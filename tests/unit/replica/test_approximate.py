@@ -168,6 +168,23 @@ def test_an_index_that_knows_less_is_wrong_too() -> None:
     assert (match.health, match.reason, match.blocks.reach, match.indexed) == ("approximate", "parity", 10, 0)
 
 
+def test_a_fan_out_is_no_disagreement() -> None:
+    """Siblings with one new prefix are placed before the first is computed: the index rightly saw nothing, and the
+    engine reports the prefix for all but one of them."""
+    at = bridge(parity_min_requests=4, parity_window=8, parity_floor_tokens=1, silent_requests=1000)
+    at.beat()
+    at.publish(stored(0))
+    for burst in range(5):
+        prefix = chain_hashes(pack_tokens(range(1000 * burst, 1000 * burst + 10 * BLOCK)), BLOCK)
+        requests = range(burst * 10, burst * 10 + 6)
+        for number in requests:
+            at.give(placed(number, prefix + bytes([number]) * 8, indexed=0))
+        for number in requests:
+            reported = 0 if number == requests[0] else 10 * BLOCK
+            at.give(ended(number, Usage(input_tokens=11 * BLOCK + 1, cached_tokens=reported)))
+    assert (at.match().health, at.core.counters.parity_alarms) == ("synced", 0)
+
+
 def test_only_what_the_index_was_asked_is_judged() -> None:
     """Placed without it (fallback, text, no chain), on another worker in the end, or never heard of: no judgement."""
     at = disagreeing()

@@ -43,6 +43,7 @@ class GroupDump(msgspec.Struct):
     seeds: bytes
     seed_values: list[int]
     waiting: list[Stored]
+    ambiguous: bool = False
 
 
 class RankDump(msgspec.Struct):
@@ -140,6 +141,7 @@ def dump_group(group: Residency) -> Steps[GroupDump]:
         seeds=_pack(seeds),
         seed_values=list(seed_places),
         waiting=[waiting.event for waiting in group.waiting if not waiting.done],
+        ambiguous=group.ambiguous,
     )
 
 
@@ -151,6 +153,7 @@ def load_group(group: Residency, dump: GroupDump) -> Steps[None]:
     )
     group.block_size = dump.block_size
     group.connector_copies = dump.connector_copies
+    group.ambiguous = dump.ambiguous
     blocks: list[Block] = []
     try:
         for part in _sliced(columns):

@@ -71,7 +71,8 @@ class RankMatch(msgspec.Struct, frozen=True, gc=False):
 class IndexStats:
     """Blocks: ``resident`` pairs of (rank, block) that can match, ``unique`` chain hashes, ``known`` in all (with those
     remembered or waiting: what `IndexLimits.max_blocks` bounds), ``held`` waiting, and since the start ``evicted`` and
-    ``dropped`` from waiting. ``holed``: ranks whose prefixes have holes (matched exactly, but slower)."""
+    ``dropped`` from waiting. ``holed``: groups whose prefixes have holes, or may have, as their engine gave a hash a
+    second meaning (matched exactly, but slower)."""
 
     ranks: int
     resident: int
@@ -389,7 +390,7 @@ class PrefixIndex:
         known = 0
         for group in owner.groups.values():
             bit = group.bit
-            self._holed = self._holed | bit if group.holes else self._holed & ~bit
+            self._holed = self._holed | bit if group.holes or group.ambiguous else self._holed & ~bit
             self._lowered = self._lowered | bit if group.lowered else self._lowered & ~bit
             self._grouped = self._grouped | bit if several else self._grouped & ~bit
             known += len(group.blocks)

@@ -12,6 +12,9 @@ one block changes no other. A present block whose parent is not resident is a *h
 chain is a prefix, which makes matching cheap. Blocks that are no longer resident are remembered for a while (bounded),
 as parents of blocks to come and for lower tiers that name them without tokens.
 
+Parents are known by engine hash. When an engine gives a hash a second meaning (or may have, while we had forgotten the
+first), that proves nothing any more: the group is *ambiguous*, and matched as if it had holes, until it is cleared.
+
 Two engine hashes of one identity (namespaces that the engine does not publish) share their copies.
 """
 
@@ -111,6 +114,7 @@ class Residency:
         self.blocks: dict[int, Block] = {}
         self.present = 0
         self.holes = 0
+        self.ambiguous = False
         self.lowered = 0
         self.held = 0
         self.connector_copies = 0
@@ -201,6 +205,7 @@ class Residency:
         masks, bit = self._masks, self.bit
         blocks, self.blocks = self.blocks, {}
         self.present = self.holes = self.lowered = self.held = self.connector_copies = 0
+        self.ambiguous = False
         self.block_size = None
         self.waiting.clear()
         self._by_parent.clear()
@@ -332,6 +337,7 @@ class Residency:
                 before, parent = engine, block
                 continue
             if block is None or (block.own not in (None, own) and not block.copies and not block.children):
+                self.ambiguous = self.ambiguous or block is not None
                 block = blocks[engine] = Block(own, seed, before)
                 if not count:
                     self._remembered.append(engine)
@@ -349,6 +355,7 @@ class Residency:
 
     def _identify(self, engine: int, block: Block, own: int, seed: int, parent: int | None) -> None:
         copies, block.copies = block.copies, 0
+        self.ambiguous = self.ambiguous or block.children > 0
         block.own, block.seed, block.parent = own, seed, parent
         if copies:
             self._set(engine, block, copies)

@@ -10,7 +10,8 @@ from typing import Any
 
 from kvcore.errors import KvCoreError
 from kvcore.events import Cleared, Removed, Stored
-from kvcore.index import IndexLimits, IndexStats, PrefixIndex
+from kvcore.hashing import unpack_chain
+from kvcore.index import Content, IndexLimits, IndexStats, PrefixIndex
 from tests.unit.kvcore.twins import PYTHON, Twin
 
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -76,6 +77,20 @@ def read_match(index: PrefixIndex, chain: bytes) -> dict[tuple[str, int], tuple[
     found = {(one.worker, one.rank): (one.device, one.host, one.disk, one.external) for one in matches}
     hold("a rank matched twice", len(found) == len(matches))
     hold("reach is not the sum of the tiers", all(one.reach == sum(found[one.worker, one.rank]) for one in matches))
+    return found
+
+
+def exact_match(content: Content, chain: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
+    """`read_match` as the content says, block by block, of ranks with one group."""
+    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    for rank, held in content.items():
+        blocks = [0, 0, 0, 0]
+        for own in unpack_chain(chain):
+            if own not in held:
+                break
+            blocks[min(tier for _, tier, _ in held[own])] += 1
+        if any(blocks):
+            found[rank] = tuple(blocks)
     return found
 
 

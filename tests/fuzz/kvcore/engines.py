@@ -82,7 +82,7 @@ class Forest:
 class Engine:
     """One rank's publisher. ``tidy``: says only what is consistent (one meaning a hash, tokens that fit); else about
     one event in ten contradicts something. ``grouped``: has several KV-cache groups. ``hidden``: some blocks have a
-    second name, as if of a namespace that is not published."""
+    second name, as if of a namespace that is not published. ``clears``: now and then its whole pool."""
 
     rng: Random
     forest: Forest
@@ -94,6 +94,7 @@ class Engine:
     layout: str = "array"
     grouped: bool = False
     hidden: bool = True
+    clears: bool = True
 
     def __post_init__(self) -> None:
         self.layout = self.rng.choice(("array", "map", "mixed"))
@@ -122,7 +123,7 @@ class Engine:
         kind = self.rng.randrange(20)
         if kind < 10:
             return self._stored()
-        if kind < 19:
+        if kind < 19 or not self.clears:
             return self._removed()
         return ["AllBlocksCleared"] if self._as_array() else {"type": "AllBlocksCleared"}
 

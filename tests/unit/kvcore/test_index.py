@@ -258,6 +258,19 @@ def test_one_hash_cannot_mean_two_blocks(twin: Twin) -> None:
     assert reach(index, [0]) == 0
 
 
+def test_a_hash_with_a_second_meaning_proves_no_parent(twin: Twin) -> None:
+    """Found by fuzzing: 1 and 2 left, 1's hash came back with other tokens, 2 without any: 2 is there again, but not
+    what it hangs on, whatever its parent is called."""
+    other = Stored(hashes=(101,), parent=100, tokens=tokens_of([7]), block_size=4)
+    index = index_of(twin, stored([0, 1, 2]), removed([2, 1]), other, stored([2], with_tokens=False))
+    copy = twin.PrefixIndex()
+    copy.load(index.dump())
+    for one in (index, copy):
+        assert (reach(one, [0, 1, 2]), reach(one, [0, 7])) == (1, 2)
+        one.apply("w", 0, batch(CLEARED, stored([0, 1])))
+        assert (reach(one, [0, 1, 2]), one.stats().holed) == (2, 0)
+
+
 # Captured streams.
 
 

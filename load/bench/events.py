@@ -1,14 +1,15 @@
 """Decoding and applying engine batches, by layout and size, in both twins; and from a ZeroMQ socket to the index.
 
-Decoding (layouts of performance §B, one BlockStored a batch): ``decode_<form>_<blocks>x<tokens>_us`` of CPU a batch, with
-``form`` either ``array`` (vLLM 0.23) or ``map`` (0.32), ``digest``: 32-byte hashes.
+Decoding (layouts of performance §B, one BlockStored a batch): ``decode_<form>_<blocks>x<tokens>_us`` of CPU a batch,
+with ``form`` either ``array`` (vLLM 0.23) or ``map`` (0.32), ``digest``: 32-byte hashes.
 
 Applying: ``apply_<blocks>_us`` for one raw batch of so many blocks of 16 tokens that are new to the rank;
-``peer_apply_<blocks>_us``: the peer's JSON with hashes given, made beforehand. Wall clock, and ``_cpu_us`` of the process,
-which a busy machine disturbs less.
+``peer_apply_<blocks>_us``: the peer's JSON with hashes given, made beforehand. Wall clock, and ``_cpu_us`` of the
+process, which a busy machine disturbs less.
 
-``zmq_``: batches of a full engine (64 blocks evicted, one event each, and 64 stored) in three frames from another process
-over ipc, received, decoded and applied in one thread; the sender may be the limit. Medians of the runs, collector off.
+``zmq_``: batches of a full engine (64 blocks evicted, one event each, and 64 stored) in three frames from another
+process over ipc, received, decoded and applied in one thread; the sender may be the limit. Medians of the runs,
+collector off.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ The workload is `load.bench.fleet`'s. Keys of the first size of fleet have no su
 
 Questions: every variant answers the same ones three times over, run by run in turn, one thread, collector off; per run
 p50 and p99 over all answers, reported is the median of the runs. ``match``: packed chain hashes in, the answer object
-out (dropped again); ``match_list``: every element of it made; ``match_first``: the first time over, when the others have
-had the caches; the peer: a list of local hashes in, and ``scores`` read for ``peer_match_scores``. ``holes``: after 1 %
-of every worker's blocks were removed from the middle of their runs. ``match_writer``: while another thread applies
-payloads.
+out (dropped again); ``match_list``: every element of it made; ``match_first``: the first time over, when the others
+have had the caches; the peer: a list of local hashes in, and ``scores`` read for ``peer_match_scores``. ``holes``:
+after 1 % of every worker's blocks were removed from the middle of their runs. ``match_writer``: while another thread
+applies payloads.
 
 Applying: from an empty index, single thread; per second of wall clock, and per second of the process's CPU time
 (``_per_cpu_s``), which a busy machine disturbs less. ``apply``: raw payloads, that is decoding, hashing of tokens,

@@ -3,9 +3,10 @@
 A sequence number alone does not tell a restarted engine from a running one (spec: engine-events §2.5: last before 1,
 first after 1). So whenever the rank's socket has lost its peer, its batches wait until the engine's page, asked after
 the socket stood again, has said which process it is; then they are fed to `kvcore.stream`, which finds gaps,
-duplicates and regressions. After each such pause, and now and then while the rank is silent, the replay socket is
-asked for what may have been missed (a *probe* where the process is known to be the same), because nobody announces a
-lost tail. A probe begins with the newest batch known: an engine that has another one there is another process.
+duplicates and regressions. After each such pause, once more soon after it (the first batches may have come before the
+subscription was in force), and now and then while the rank is silent, the replay socket is asked for what may have been
+missed (a *probe* where the process is known to be the same), because nobody announces a lost tail. A probe begins with
+the newest batch known: an engine that has another one there is another process.
 
 Two processes never stand under one name, as long as the loss of a process's socket is seen before a page or a replay
 of the next process. A peer that goes without a word (its host lost power) breaks that order: batches of both can stand
@@ -135,6 +136,7 @@ class RankFeed:
     _fetch: tuple[int, int, int] | None = None  # ticket, the machine's token, start
     _unanswered: tuple[int, int] | None = None  # token, start
     _heard_at: float = 0.0
+    _probe_again_at: float | None = None
 
     def __post_init__(self) -> None:
         rules = self.rules
@@ -252,7 +254,9 @@ class RankFeed:
             out += self._look_back(now) + self._release(now)
         if self.suspect_since is None and self.machine.wake_at is not None and now >= self.machine.wake_at:
             out += self._feed(Tick(), now)
-        if self.suspect_since is None and now - self._heard_at >= self.rules.probe_after_s:
+        again = self._probe_again_at is not None and now >= self._probe_again_at
+        if self.suspect_since is None and (again or now - self._heard_at >= self.rules.probe_after_s):
+            self._probe_again_at = None
             out += self._start_probe(now)
         return out
 
@@ -376,6 +380,7 @@ class RankFeed:
         self.suspect_since = None
         self._stale = 0
         self._heard_at = now
+        self._probe_again_at = now + self.rules.replay_retry_s
         out: list[RankEffect] = []
         if self._unanswered is not None:
             token, start = self._unanswered

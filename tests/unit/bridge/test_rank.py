@@ -257,12 +257,24 @@ def test_lost_tail_is_found_while_the_engine_is_idle() -> None:
     at = world()
     at.connect()
     at.publish(0)
+    at.tick(2.0)
     at.publish(1, heard=False)
     at.tick(5.0)
     assert [seq for _, seq in at.forwarded()] == [0]
     at.tick(5.1)
     assert [seq for _, seq in at.forwarded()] == [0, 1]
     assert at.feed.counters.probes_found == 1
+
+
+def test_first_batches_that_came_before_the_subscription_are_found_soon() -> None:
+    """engine-events §2.5: the connection stands, its subscription is not in force yet, and the engine falls silent."""
+    at = world()
+    at.connect()
+    at.publish(0, heard=False)
+    at.tick(1.1)
+    assert [seq for _, seq in at.forwarded()] == [0]
+    at.tick(1.1)
+    assert len(at.asked) == 2
 
 
 def test_nameless_batches_do_not_wait_for_ever() -> None:

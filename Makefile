@@ -51,7 +51,7 @@ ifeq ($(TIDEGATE_NATIVE),0)
 	@$(BIN)/python -m pip uninstall --yes --quiet --disable-pip-version-check tidegate-kvcore 2>/dev/null
 	@echo "kvcore: pure Python (TIDEGATE_NATIVE=0)"
 else
-	@echo "kvcore: pure Python, because cargo is not found; with Rust 1.85 or newer installed, make setup builds the native twin"
+	@echo "kvcore: pure Python, because cargo is not found; with Rust 1.88 or newer installed, make setup builds the native twin"
 endif
 	@touch $@
 

@@ -59,7 +59,7 @@ fn stored(event: &Bound<'_, PyAny>) -> PyResult<Stored> {
         eagle: event.getattr("eagle")?.is_truthy()?,
         misaligned: event.getattr("misaligned")?.is_truthy()?,
     };
-    if stored.tokens.len() % TOKEN_BYTES != 0 {
+    if !stored.tokens.len().is_multiple_of(TOKEN_BYTES) {
         return Err(TokensError::new_err(format!("{} bytes are not whole u32 token ids", stored.tokens.len())));
     }
     if !stored.misaligned && !stored.is_whole() {

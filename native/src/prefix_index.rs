@@ -13,7 +13,7 @@ use crate::arguments::{DETACH_BYTES, with_bytes};
 use crate::batches::Batch;
 use crate::converting::read_batch;
 use crate::events::{self, Event};
-use crate::index::{Applied, Bounds, Index, Limits, copies_in};
+use crate::index::{Applied, Bounds, Index, Limits, Rank, copies_in};
 use crate::results::{ApplyResult, IndexStats, Matches};
 use crate::steps::{DiscardSteps, DumpSteps, PrepareSteps, PreparedRanks};
 
@@ -135,7 +135,7 @@ impl PrefixIndex {
 
     /// Tokens per block as learned from the rank's events.
     fn block_size(&self, worker: &str, rank: i64) -> Option<u64> {
-        self.shared.read().rank(worker, rank).and_then(|rank| rank.block_size())
+        self.shared.read().rank(worker, rank).and_then(Rank::block_size)
     }
 
     /// Counts for metrics.
@@ -189,7 +189,7 @@ impl PrefixIndex {
     fn load(&self, py: Python<'_>, data: &Bound<'_, PyAny>, ranks: Option<Py<PyAny>>) -> PyResult<Vec<(String, i64)>> {
         let prepared = Py::new(py, self.prepare(py, data, ranks)?.at_once(py)?)?;
         let all = PyList::new(py, prepared.get().keys())?;
-        let loaded = self.adopt(py, prepared.clone_ref(py), all.as_any())?;
+        let loaded = self.adopt(py, prepared.bind(py), all.as_any())?;
         let mut steps = self.discard(prepared);
         while !steps.step() {}
         Ok(loaded)
@@ -200,7 +200,7 @@ impl PrefixIndex {
     fn prepare(&self, py: Python<'_>, data: &Bound<'_, PyAny>, ranks: Option<Py<PyAny>>) -> PyResult<PrepareSteps> {
         let data = match data.cast::<PyBytes>() {
             Ok(data) => data.clone(),
-            Err(_) => with_bytes(py, data, usize::MAX, |data| data.to_vec()).map(|data| PyBytes::new(py, &data))?,
+            Err(_) => with_bytes(py, data, usize::MAX, <[u8]>::to_vec).map(|data| PyBytes::new(py, &data))?,
         };
         Ok(PrepareSteps::new(self.shared.clone(), data.unbind(), ranks))
     }
@@ -209,7 +209,7 @@ impl PrefixIndex {
     fn adopt(
         &self,
         py: Python<'_>,
-        prepared: Py<PreparedRanks>,
+        prepared: &Bound<'_, PreparedRanks>,
         ranks: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<(String, i64)>> {
         let mut adopted = Vec::new();
@@ -218,11 +218,12 @@ impl PrefixIndex {
                 adopted.push(key);
             }
         }
+        let prepared = prepared.get();
         py.detach(|| {
-            prepared.get().with(|prepared| {
+            prepared.with(|prepared| {
                 let mut index = self.shared.write();
                 for (worker, rank) in &adopted {
-                    let same = |other: &crate::index::Rank| other.key.worker == *worker && other.key.rank == *rank;
+                    let same = |other: &Rank| other.key.worker == *worker && other.key.rank == *rank;
                     let Some(at) = prepared.iter().position(same) else { continue };
                     let old = index.adopt(prepared.remove(at));
                     prepared.extend(old);
@@ -243,7 +244,6 @@ impl PrefixIndex {
 type Place = (u64, i128, usize, u64);
 
 impl PrefixIndex {
-    #[expect(clippy::type_complexity, reason = "used once")]
     fn content_of_ranks(&self) -> Vec<((String, i64), Vec<Place>)> {
         let index = self.shared.read();
         let mut ranks = Vec::new();

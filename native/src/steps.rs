@@ -7,7 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::BadDumpError;
-use crate::index::dump::{Dumper, Loader, RankDump, read_dump, write_end, write_other_kinds, write_rank, write_start};
+use crate::index::dump::{
+    Dumper, GroupDump, Loader, RankDump, read_dump, write_end, write_other_kinds, write_rank, write_start,
+};
 use crate::index::{Blocks, Index, Rank, RankKey, unmark};
 use crate::prefix_index::Shared;
 
@@ -70,7 +72,7 @@ pub struct PrepareSteps {
 
 enum Prepare {
     New { data: Py<PyBytes>, only: Option<Py<PyAny>> },
-    Running(Running),
+    Running(Box<Running>),
     Over,
 }
 
@@ -78,7 +80,7 @@ struct Running {
     data: Py<PyBytes>,
     todo: std::vec::IntoIter<RankDump>,
     /// Of the last rank, the groups to come, and the one that is being loaded.
-    groups: std::vec::IntoIter<(i128, crate::index::dump::GroupDump)>,
+    groups: std::vec::IntoIter<(i128, GroupDump)>,
     loader: Option<Loader>,
     ranks: Vec<Rank>,
 }
@@ -114,13 +116,13 @@ impl PrepareSteps {
                 }
                 let groups = Vec::new().into_iter();
                 let running = Running { data, todo: dumps.into_iter(), groups, loader: None, ranks: Vec::new() };
-                self.run(py, running)
+                self.run(py, Box::new(running))
             }
             Prepare::Running(running) => self.run(py, running),
         }
     }
 
-    fn run(&mut self, py: Python<'_>, mut running: Running) -> PyResult<Option<PreparedRanks>> {
+    fn run(&mut self, py: Python<'_>, mut running: Box<Running>) -> PyResult<Option<PreparedRanks>> {
         let done = running.step(py, &self.shared);
         match done {
             Ok(false) => {
@@ -194,13 +196,19 @@ impl Drop for PrepareSteps {
     }
 }
 
+/// A rank that is being taken apart: its blocks with their places in the masks, and how far the last of them got.
+struct Ending {
+    rank: Rank,
+    blocks: Vec<(Blocks, u32)>,
+    at: u32,
+}
+
 /// What was not adopted, and what was replaced, given back.
 #[pyclass(module = "tidegate_kvcore")]
 pub struct DiscardSteps {
     shared: Arc<Shared>,
     prepared: Py<PreparedRanks>,
-    /// The rank that is being taken apart: its blocks, their place in the masks, and how far it got.
-    rank: Option<(Rank, Vec<(Blocks, u32)>, u32)>,
+    rank: Option<Ending>,
     over: bool,
 }
 
@@ -215,11 +223,11 @@ impl DiscardSteps {
             let rank = self.prepared.get().with(|ranks| if ranks.is_empty() { None } else { Some(ranks.remove(0)) });
             self.rank = rank.map(|mut rank| {
                 let blocks = rank.groups.iter_mut().map(|(_, group)| (group.take(), group.place)).collect();
-                (rank, blocks, 0)
+                Ending { rank, blocks, at: 0 }
             });
         }
         let mut index = self.shared.write();
-        let Some((rank, blocks, at)) = &mut self.rank else {
+        let Some(Ending { rank, blocks, at }) = &mut self.rank else {
             index.masks.shrink();
             self.over = true;
             return true;
@@ -300,7 +308,8 @@ impl DumpSteps {
         let index = self.shared.read();
         let dump = self.state.get_or_insert_with(|| {
             let wanted = |rank: &&Rank| self.worker.as_ref().is_none_or(|worker| *worker == rank.key.worker);
-            let keys: Vec<_> = index.ranks().iter().filter(wanted).map(|rank| (rank.key.clone(), rank.version)).collect();
+            let keys: Vec<_> =
+                index.ranks().iter().filter(wanted).map(|rank| (rank.key.clone(), rank.version)).collect();
             let mut out = Vec::new();
             write_start(&mut out, keys.len());
             Dump { out, todo: keys.into_iter(), rank: None, group: 0, dumper: None }

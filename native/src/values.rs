@@ -81,8 +81,8 @@ impl Tokens {
             return Ok(tokens);
         }
         tokens.eagle = matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
-        tokens.bytes.reserve((count.min(reader.left()) + usize::from(tokens.eagle)) * TOKEN_BYTES);
         if tokens.eagle {
+            tokens.bytes.reserve((count.min(reader.left()) + 1) * TOKEN_BYTES);
             tokens.read_pairs(reader, count)?;
         } else {
             tokens.read_singles(reader, count)?;
@@ -91,11 +91,12 @@ impl Tokens {
     }
 
     fn read_singles(&mut self, reader: &mut Reader<'_>, count: usize) -> Read<()> {
-        for _ in 0..count {
-            if let Some(token) = reader.small_uint() {
-                self.bytes.extend_from_slice(&token.to_le_bytes());
-                continue;
-            }
+        // More than the bytes at hand are not there, whatever is claimed.
+        let most = count.min(reader.left());
+        self.bytes.resize(most * TOKEN_BYTES, 0);
+        let read = reader.small_uints(&mut self.bytes);
+        self.bytes.truncate(read * TOKEN_BYTES);
+        for _ in read..count {
             match reader.head()? {
                 Head::Int(token) => self.push(token),
                 Head::Array(2) => {

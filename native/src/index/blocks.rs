@@ -61,16 +61,32 @@ struct Record {
     flags: u32, // and the seed's number
 }
 
+/// What a block is: its chain hash, the seed of its namespace, and the engine hash before it.
+#[derive(Clone, Copy)]
+pub struct Identity {
+    pub own: u64,
+    pub seed: u64,
+    pub parent: Option<u64>,
+}
+
 /// Seeds of the local hashes, each once, counted.
 #[derive(Default)]
 pub struct Seeds {
     values: Vec<(u64, u32)>,
     numbers: HashMap<u64, u32>,
     free: Vec<u32>,
+    last: u32,
 }
 
 impl Seeds {
     fn acquire(&mut self, seed: u64) -> u32 {
+        if let Some((value, uses)) = self.values.get_mut(self.last as usize)
+            && *value == seed
+            && *uses > 0
+        {
+            *uses += 1;
+            return self.last;
+        }
         let number = *self.numbers.entry(seed).or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
                 self.values.push((0, 0));
@@ -80,6 +96,7 @@ impl Seeds {
         let (value, uses) = &mut self.values[number as usize];
         *value = seed;
         *uses += 1;
+        self.last = number;
         number
     }
 
@@ -213,9 +230,16 @@ impl Blocks {
         number
     }
 
+    /// Into the table; the record says already that it is named.
     fn insert(&mut self, engine: u64, number: u32) {
-        let chunks = &self.chunks;
-        self.table.insert(engine, number, |number| chunks[number as usize / CHUNK][number as usize % CHUNK].engine);
+        if self.table.is_full() {
+            // In the order of the records, so that they are read one after the other.
+            let (chunks, end) = (&self.chunks, self.end as usize);
+            let records = chunks.iter().flat_map(|chunk| chunk.iter()).take(end).zip(0..);
+            let named = records.filter(|(record, other)| record.flags & IS_NAMED != 0 && *other != number);
+            self.table.grow(named.map(|(record, other)| (record.engine, other)));
+        }
+        self.table.insert(engine, number);
     }
 
     /// A block without an identity under an engine hash that names none.
@@ -231,16 +255,15 @@ impl Blocks {
         let flags = IS_USED | IS_NAMED | HAS_OWN | seed | if parent.is_some() { HAS_PARENT } else { 0 };
         let copies = tier.map_or(0, |tier| 1 << (tier * 8));
         self.seeds.values[seed as usize].1 += 1;
-        let number =
-            self.new_record(Record { own, engine, parent: parent.unwrap_or(0), copies, children: 0, flags });
+        let number = self.new_record(Record { own, engine, parent: parent.unwrap_or(0), copies, children: 0, flags });
         self.insert(engine, number);
         number
     }
 
     /// A block without a name yet: `name_it` must follow.
-    pub fn add_unnamed(&mut self, identity: Option<(u64, u64, Option<u64>)>) -> u32 {
+    pub fn add_unnamed(&mut self, identity: Option<Identity>) -> u32 {
         let mut record = Record { flags: IS_USED, ..Record::default() };
-        if let Some((own, seed, parent)) = identity {
+        if let Some(Identity { own, seed, parent }) = identity {
             record.own = own;
             record.parent = parent.unwrap_or(0);
             record.flags |= HAS_OWN | self.seeds.acquire(seed) | if parent.is_some() { HAS_PARENT } else { 0 };
@@ -270,11 +293,11 @@ impl Blocks {
         let chunks = &self.chunks;
         self.table.remove(engine, |number| chunks[number as usize / CHUNK][number as usize % CHUNK].engine);
         let block = self.behind(name);
-        if name != block {
+        if name == block {
+            self.record_mut(name).flags &= !IS_NAMED;
+        } else {
             *self.record_mut(name) = Record::default();
             self.free.push(name);
-        } else {
-            self.record_mut(name).flags &= !IS_NAMED;
         }
         if self.record(block).flags & IS_SHARED != 0 {
             let left = self.names.entry(block).or_insert(1);
@@ -359,7 +382,8 @@ impl Blocks {
         if record.copies == MANY {
             self.many.remove(&block);
         }
-        let packed = (copies & 0xff | copies >> 8 & 0xff00 | copies >> 16 & 0x00ff_0000 | copies >> 24 & 0xff00_0000) as u32;
+        let packed =
+            (copies & 0xff | copies >> 8 & 0xff00 | copies >> 16 & 0x00ff_0000 | copies >> 24 & 0xff00_0000) as u32;
         record.copies = packed;
         if copies & 0xff00_ff00_ff00_ff00 != 0 || packed == MANY {
             record.copies = MANY;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::blocks::Identity;
 use super::masks::Masks;
 use super::ranks::{MAX_GROUPS, Rank};
 use super::residency::Residency;
@@ -16,6 +17,7 @@ use crate::msgpack::{Head, Read, Reader, Unreadable, write_head};
 const SLICE: usize = 2048;
 const VERSION: i128 = 1;
 const TAG: &[u8] = b"tidegate.index";
+const CONTRADICTION: &str = "a column of a group names what another does not have";
 
 /// Why a dump is refused, a sentence.
 pub type Refused = String;
@@ -88,7 +90,9 @@ fn read_rank(reader: &mut Reader<'_>) -> Read<RankDump> {
         }
     }
     match (worker, number, groups, other_kinds) {
-        (Some(worker), Some(rank), Some(groups), Some(other_kinds)) => Ok(RankDump { worker, rank, groups, other_kinds }),
+        (Some(worker), Some(rank), Some(groups), Some(other_kinds)) => {
+            Ok(RankDump { worker, rank, groups, other_kinds })
+        }
         _ => Err(Unreadable),
     }
 }
@@ -179,7 +183,8 @@ impl GroupDump {
         let (engines, numbers, copies) =
             (length(&self.engines, 8)?, length(&self.numbers, 4)?, length(&self.copies, 8)?);
         let (owns, parents, seeds) = (length(&self.owns, 8)?, length(&self.parents, 8)?, length(&self.seeds, 4)?);
-        let right = numbers == engines && parents == owns && seeds == owns && self.roots.len() == owns && owns <= copies;
+        let right =
+            numbers == engines && parents == owns && seeds == owns && self.roots.len() == owns && owns <= copies;
         if right { Ok(()) } else { Err("the columns of a group contradict each other".into()) }
     }
 }
@@ -212,7 +217,6 @@ impl Loader {
     /// Some blocks more; whether the group is complete.
     pub fn step(&mut self, data: &[u8], group: &mut Residency, masks: &mut Masks) -> Result<bool, Refused> {
         let (copies, engines) = (self.dump.copies.len() / 8, self.dump.engines.len() / 8);
-        let contradiction = || "a column of a group names what another does not have".to_owned();
         let end = copies + 2 * engines;
         let stop = end.min(self.at + SLICE);
         while self.at < stop {
@@ -222,14 +226,14 @@ impl Loader {
             } else if let Some(at) = self.at.checked_sub(copies) {
                 let engine = u64_at(data, &self.dump.engines, at);
                 let number = u32_at(data, &self.dump.numbers, at) as usize;
-                let block = *self.blocks.get(number).ok_or_else(contradiction)?;
+                let block = *self.blocks.get(number).ok_or(CONTRADICTION)?;
                 if group.blocks.get(engine).is_some() {
                     return Err("an engine hash stands twice in a group".into());
                 }
                 group.blocks.name_it(engine, block);
                 self.named[number] = true;
             } else {
-                self.blocks.push(group.blocks.add_unnamed(self.identity(data, self.at).ok_or_else(contradiction)?));
+                self.blocks.push(group.blocks.add_unnamed(self.identity(data, self.at)?));
                 self.named.push(false);
             }
             self.at += 1;
@@ -244,17 +248,16 @@ impl Loader {
         Ok(true)
     }
 
-    /// Chain hash, seed and parent of a block: `Some(None)` for one without, `None` if its seed is not there.
-    #[expect(clippy::type_complexity, reason = "as the blocks take it")]
-    fn identity(&self, data: &[u8], at: usize) -> Option<Option<(u64, u64, Option<u64>)>> {
+    /// Of a block, `None` for one without.
+    fn identity(&self, data: &[u8], at: usize) -> Result<Option<Identity>, Refused> {
         let dump = &self.dump;
         if at >= dump.owns.len() / 8 {
-            return Some(None);
+            return Ok(None);
         }
-        let seed = *dump.seed_values.get(u32_at(data, &dump.seeds, at) as usize)?;
+        let seed = *dump.seed_values.get(u32_at(data, &dump.seeds, at) as usize).ok_or(CONTRADICTION)?;
         let is_root = data.get(dump.roots.start + at).is_some_and(|root| *root != 0);
         let parent = (!is_root).then(|| u64_at(data, &dump.parents, at));
-        Some(Some((u64_at(data, &dump.owns, at), seed, parent)))
+        Ok(Some(Identity { own: u64_at(data, &dump.owns, at), seed, parent }))
     }
 }
 

@@ -241,7 +241,7 @@ fn walk(masks: &Masks, chain: Chain<'_>, places: &[u64], scratch: &mut Scratch, 
         masks.presence.prefetch(chain.at(at));
     }
     let mut last = 0;
-    let mut lost = vec![0; set.len()];
+    let mut ended = vec![0; set.len()];
     for at in 0..length {
         if at + AHEAD < length {
             masks.presence.prefetch(chain.at(at + AHEAD));
@@ -251,14 +251,16 @@ fn walk(masks: &Masks, chain: Chain<'_>, places: &[u64], scratch: &mut Scratch, 
             continue;
         }
         last = mask;
-        lost.copy_from_slice(set);
+        ended.copy_from_slice(set);
         if mask == 0 {
             set.fill(0);
         } else if !masks.pool.intersect(set, mask) {
             continue;
         }
-        lost.iter_mut().zip(set.iter()).for_each(|(lost, kept)| *lost &= !kept);
-        reached(&lost, at, matches);
+        for (ended, kept) in ended.iter_mut().zip(set.iter()) {
+            *ended &= !kept;
+        }
+        reached(&ended, at, matches);
         if !any(set) {
             return;
         }
@@ -282,8 +284,17 @@ fn gallop(masks: &Masks, chain: Chain<'_>, places: &[u64], scratch: &mut Scratch
         // The first round: is everything still there at the end, and where not?
         spread(0, length - 1, (length / STRIDE).max(FEWEST), probes);
         probes.push(length - 1);
-        probes.iter().for_each(|at| masks.presence.prefetch(chain.at(*at)));
-        resolve(masks, chain, Stretch { low: 0, high: length, before: 0, after: usize::MAX }, probes, sets, width, set, stretches);
+        prefetch(masks, chain, probes);
+        resolve(
+            masks,
+            chain,
+            Stretch { low: 0, high: length, before: 0, after: usize::MAX },
+            probes,
+            sets,
+            width,
+            set,
+            stretches,
+        );
     }
     // Places that are there at the end: what is left after the last stretch.
     let left = stretches.last().map_or(0, |stretch| stretch.after);
@@ -294,7 +305,7 @@ fn gallop(masks: &Masks, chain: Chain<'_>, places: &[u64], scratch: &mut Scratch
     while !stretches.is_empty() {
         for stretch in stretches.iter().filter(|stretch| stretch.high - stretch.low > 1) {
             spread(stretch.low, stretch.high, WITHIN, probes);
-            probes.iter().for_each(|at| masks.presence.prefetch(chain.at(*at)));
+            prefetch(masks, chain, probes);
         }
         next.clear();
         for stretch in stretches.iter() {
@@ -308,6 +319,12 @@ fn gallop(masks: &Masks, chain: Chain<'_>, places: &[u64], scratch: &mut Scratch
             reached(set, stretch.high, matches);
         }
         std::mem::swap(stretches, next);
+    }
+}
+
+fn prefetch(masks: &Masks, chain: Chain<'_>, positions: &[usize]) {
+    for at in positions {
+        masks.presence.prefetch(chain.at(*at));
     }
 }
 

@@ -12,8 +12,8 @@ mod result;
 mod table;
 mod waiting;
 
+pub use blocks::{Blocks, copies_in};
 pub use matching::Match;
 pub use ranks::{Index, Limits, Rank, RankKey, Stats};
 pub use residency::{Bounds, unmark};
-pub use blocks::{Blocks, copies_in};
 pub use result::Applied;

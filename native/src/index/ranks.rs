@@ -205,7 +205,9 @@ impl Index {
         }
         // Those that stay keep their order.
         let mut gone: Vec<bool> = vec![false; self.ranks.len()];
-        ranks.iter().for_each(|(_, number)| gone[*number] = true);
+        for (_, number) in &ranks {
+            gone[*number] = true;
+        }
         let mut at = 0;
         self.ranks.retain(|_| {
             at += 1;

@@ -235,8 +235,8 @@ impl Shard {
 }
 
 /// Whether an entry at `from`, at home at `home`, may stand at the hole before it: the hole is not before its home.
-fn may_move(home: usize, from: usize, hole: usize) -> bool {
-    if hole <= from { home <= hole || home > from } else { home <= hole && home > from }
+fn may_move(home: usize, from: usize, to: usize) -> bool {
+    if to <= from { home <= to || home > from } else { home <= to && home > from }
 }
 
 const NUMBER_BITS: u32 = 27;
@@ -302,12 +302,13 @@ impl EngineTable {
         None
     }
 
-    /// Add a key that is not there.
+    pub fn is_full(&self) -> bool {
+        is_full(self.length, self.slots.len())
+    }
+
+    /// Add a key that is not there, where there is room.
     #[inline]
-    pub fn insert(&mut self, engine: u64, number: u32, engine_of: impl Fn(u32) -> u64) {
-        if is_full(self.length, self.slots.len()) {
-            self.resize(larger(self.slots.len()), engine_of);
-        }
+    pub fn insert(&mut self, engine: u64, number: u32) {
         self.put(engine, number);
         self.length += 1;
     }
@@ -325,13 +326,11 @@ impl EngineTable {
         self.slots[at] = (number + 1) & NUMBER | hash as u32 & !NUMBER;
     }
 
+    /// Make room; `all` are the keys so far with their numbers.
     #[cold]
-    fn resize(&mut self, capacity: usize, engine_of: impl Fn(u32) -> u64) {
-        let old = std::mem::replace(&mut self.slots, vec![0; capacity]);
-        for slot in old.into_iter().filter(|slot| *slot != 0) {
-            let number = (slot & NUMBER) - 1;
-            self.put(engine_of(number), number);
-        }
+    pub fn grow(&mut self, all: impl Iterator<Item = (u64, u32)>) {
+        self.slots = vec![0; larger(self.slots.len())];
+        all.for_each(|(engine, number)| self.put(engine, number));
     }
 
     pub fn remove(&mut self, engine: u64, engine_of: impl Fn(u32) -> u64) {
@@ -344,8 +343,8 @@ impl EngineTable {
             if slot == 0 {
                 break;
             }
-            let home = place(self.keys.mix(engine_of((slot & NUMBER) - 1)), capacity);
-            if may_move(home, next, hole) {
+            let wanted = place(self.keys.mix(engine_of((slot & NUMBER) - 1)), capacity);
+            if may_move(wanted, next, hole) {
                 self.slots[hole] = slot;
                 hole = next;
             }

@@ -98,6 +98,8 @@ pub fn write_stored(out: &mut Vec<u8>, event: &Stored) {
     for (position, objects) in &event.mm {
         write_head(out, Head::Int(*position as i128));
         write_head(out, Head::Array(objects.len()));
-        objects.iter().for_each(|object| write_head(out, Head::Int((*object).into())));
+        for object in objects {
+            write_head(out, Head::Int((*object).into()));
+        }
     }
 }

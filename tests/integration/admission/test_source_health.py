@@ -81,6 +81,25 @@ async def world(bus: NatsBus) -> AsyncIterator[World]:
     await world.stop()
 
 
+async def test_a_worker_of_another_block_size_is_said_everywhere(
+    url: str, bus: NatsBus, world: World, tmp_path: Path
+) -> None:
+    """User case A10: blocks of 4 declared, events of 64: nothing of it is scored; fact, answer and decision say why."""
+    facts = await Watcher.of(bus, subjects.index_source("w", 0))
+    settings = {"nats_url": url, "warmup_s": 0.4}
+    async with (
+        ScriptedEngine(block_size=BLOCK) as engine,
+        running_indexer(url),
+        running_bridge(engine, url),
+        python_process("services.admission", *settings_arguments(settings), directory=tmp_path) as admission,
+    ):
+        voices = Voices(bus, world, facts)
+        await admission.wait_said("leadership key=admission epoch=")
+        await voices.all_say(("synced", None))
+        await engine.publish(batch(stored([1], list(range(64)), block_size=64)))
+        await voices.all_say(("blind", "block_size"))
+
+
 @pytest.mark.parametrize("index", ["ask", "own"])
 async def test_fact_answer_and_decision_agree_through_a_gap(
     url: str, bus: NatsBus, world: World, tmp_path: Path, index: str

@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 from prometheus_client import REGISTRY, generate_latest
 
 from bus import subjects
@@ -186,6 +187,11 @@ async def test_mixed_encodings(url: str) -> None:
         assert indexer.core.replica.counters.blocks_removed == 1
         assert indexer.core.replica.rejected == {"bad_field": 1}
         assert indexer.core.replica.index.resident("w", 0) == 1
+        events = [stored([3], tokens(1, start=8), shape="array"), removed([1], shape="array")]
+        await engine.publish(msgspec.msgpack.encode({"ts": 1.0, "events": events, "data_parallel_rank": 0}))
+        await until_applied(indexer, 1)
+        own = int.from_bytes(chain_of_prompt(tokens(1, start=8), BLOCK), "little")
+        assert list(indexer.core.replica.index.content()["w", 0]) == [own]
 
 
 async def test_two_ranks(url: str, bus: Bus) -> None:

@@ -11,6 +11,7 @@ from kvcore.hashing import pack_chain
 from schemas.base import from_msgpack, to_msgpack
 from schemas.decision import Decision
 from schemas.placed import Placed
+from tests.integration.admission.test_admission import page
 from tests.integration.admission.world import World
 from tests.support.nats import NatsServer
 from tests.support.processes import eventually, python_process, settings_arguments
@@ -77,7 +78,8 @@ async def test_own_grants_at_once_and_others_over_the_bus(
                 chain=pack_chain(range(101, 121)),
             )
             bus.publish(subjects.placed(elsewhere), to_msgpack(foreign))
-            await bus.flush()
+            known = 'tidegate_admission_index_sent_blocks{unit="tokens"} 40.0'
+            await eventually(lambda: known in page(process, "/metrics"), 10, "heard of the fallback")
             sixth = await decided(world, "r6", "e", foreign.chain)
             assert (sixth.worker, sixth.predicted_cached_tokens) == (elsewhere, 320)
     finally:

@@ -21,7 +21,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 MAX_ON_THEIR_WAY = 32
-"""Chains remembered per source of requests that have not ended."""
+"""Chains remembered per source of requests that have not ended, each up to `MAX_CHAIN_BYTES`."""
+MAX_CHAIN_BYTES = 128 * 1024
 
 _HASH_BYTES = 8
 
@@ -116,7 +117,7 @@ class SourceParity:
         common = 0
         for other in self.on_their_way.values():
             common = shared_blocks(chain, other, common)
-        self.on_their_way[request_id] = chain
+        self.on_their_way[request_id] = chain[:MAX_CHAIN_BYTES]
         if len(self.on_their_way) > MAX_ON_THEIR_WAY:
             self.on_their_way.popitem(last=False)
         return common

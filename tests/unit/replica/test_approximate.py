@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcore.hashing import chain_hashes, pack_tokens
 from replica.events import PromptPlaced, WorkerSeen
@@ -241,3 +243,66 @@ def test_what_was_sent_to_nobody_is_not_kept() -> None:
         at.give(fact)
     assert (len(at.core.approximate.tokens), len(at.core.approximate.text)) == (0, 0)
     assert isinstance(fact, PromptPlaced)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["beat", "mute", "lost", "publish", "clear", "restart", "left", "place", "text", "end", "tick"]
+        ),
+        st.integers(0, 10),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_any_history(history: list[tuple[str, int, bool]]) -> None:
+    """Whatever happens in whatever order: an exact source answers by its index alone and keeps no notes; an approximate
+    one never claims more than its index has or it was sent; the table of those is right."""
+    at = bridge(parity_min_requests=2, parity_window=4, parity_floor_tokens=0, silent_requests=3)
+    sent = {"tokens": 0, "text": 0}
+    life = 0
+    for number, (what, blocks, flag) in enumerate(history):
+        match what:
+            case "beat":
+                at.beat(profile=PROFILE)
+            case "mute":
+                at.beat(streams=(), profile=PROFILE)
+            case "lost":
+                stream = RankStream(rank=0, incarnation=at.incarnation, seq=at.seq, state="catching_up", reason="gone")
+                at.beat(streams=(stream,), profile=PROFILE)
+            case "publish":
+                at.publish(stored(0), heard=flag)
+            case "clear":
+                at.publish(msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]], 0]), heard=flag)
+            case "restart":
+                life += 1
+                at.restart(f"{2000 + life}.0")
+            case "left":
+                at.beat("left")
+                sent = dict.fromkeys(sent, 0)
+            case "place" | "text":
+                unit = "tokens" if what == "place" else "text"
+                at.give(placed(number, LONG[: blocks * 8], unit=unit, indexed=blocks if flag else None))  # type: ignore[arg-type]
+                sent[unit] = max(sent[unit], blocks)
+            case "end":
+                at.give(ended(number - 1, Usage(input_tokens=41, cached_tokens=4 * blocks)))
+            case "tick":
+                at.answer() if flag else at.fail()
+                at.tick(0.5)
+        sources = {(source.worker, source.rank): source for source in at.core.all_sources()}
+        approximate = {key for key, source in sources.items() if source.health == "approximate"}
+        assert set(at.core.approximate.sources) == approximate
+        for match in ask(at, LONG):
+            source = sources[match.worker, match.rank]
+            indexed = next((found.device for found in at.core.index.match(LONG) if found.rank == match.rank), 0)
+            assert match.health == source.health
+            if match.health in ("synced", "catching_up"):
+                assert match.blocks.reach == indexed
+            assert match.blocks.reach <= max(indexed, sent["tokens"])
+            if match.health == "synced":
+                assert at.core.approximate.tokens.resident(match.worker, match.rank) == 0
+        for match in ask(at, LONG, "text"):
+            assert (match.health, match.blocks.reach <= sent["text"]) == ("approximate", True)

@@ -37,7 +37,7 @@ $(VENV)/.native-built: $(NATIVE_SOURCES) | $(STAMP)
 	@rm -f $(VENV)/.native-*
 	@if PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
 	  --force-reinstall ./native >$(NATIVE_LOG) 2>&1; then \
-	  $(BIN)/python -c 'import kvcore; print("kvcore:", kvcore.IMPLEMENTATION, "-", kvcore.WHY or "as it should be")'; \
+	  $(BIN)/python -c 'import kvcore; print("kvcore:", kvcore.IMPLEMENTATION, kvcore.WHY or "twin installed")'; \
 	else \
 	  $(BIN)/python -m pip uninstall --yes --quiet --disable-pip-version-check tidegate-kvcore 2>/dev/null; \
 	  tail -n 15 $(NATIVE_LOG); \

@@ -171,11 +171,8 @@ impl PrefixIndex {
     #[pyo3(signature = (worker=None))]
     fn dump<'py>(&self, py: Python<'py>, worker: Option<String>) -> PyResult<Bound<'py, PyBytes>> {
         let mut steps = self.dump_steps(worker);
-        loop {
-            if let Some(data) = steps.step()? {
-                return Ok(PyBytes::new(py, &data));
-            }
-        }
+        let data = py.detach(|| steps.at_once())?;
+        Ok(PyBytes::new(py, &data))
     }
 
     /// As `dump`, a few milliseconds a step. What is dumped must not change before the last one.

@@ -304,8 +304,24 @@ impl DumpSteps {
     }
 
     /// A step; the bytes after the last.
-    pub fn step(&mut self) -> PyResult<Option<Vec<u8>>> {
-        let index = self.shared.read();
+    fn step(&mut self) -> PyResult<Option<Vec<u8>>> {
+        let shared = self.shared.clone();
+        let index = shared.read();
+        self.step_in(&index)
+    }
+
+    /// All steps, the index as it is.
+    pub fn at_once(&mut self) -> PyResult<Vec<u8>> {
+        let shared = self.shared.clone();
+        let index = shared.read();
+        loop {
+            if let Some(data) = self.step_in(&index)? {
+                return Ok(data);
+            }
+        }
+    }
+
+    fn step_in(&mut self, index: &Index) -> PyResult<Option<Vec<u8>>> {
         let dump = self.state.get_or_insert_with(|| {
             let wanted = |rank: &&Rank| self.worker.as_ref().is_none_or(|worker| *worker == rank.key.worker);
             let keys: Vec<_> =
@@ -314,7 +330,7 @@ impl DumpSteps {
             write_start(&mut out, keys.len());
             Dump { out, todo: keys.into_iter(), rank: None, group: 0, dumper: None }
         });
-        match dump.step(&index) {
+        match dump.step(index) {
             Ok(false) => Ok(None),
             Ok(true) => {
                 self.over = true;

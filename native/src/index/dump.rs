@@ -11,7 +11,9 @@ use super::blocks::Identity;
 use super::masks::Masks;
 use super::ranks::{MAX_GROUPS, Rank};
 use super::residency::Residency;
-use super::waiting::{read_stored, write_stored};
+use super::waiting::{read_flag, read_stored, write_stored};
+use crate::events::Stored;
+use crate::hashing::TOKEN_BYTES;
 use crate::msgpack::{Head, Read, Reader, Unreadable, write_head};
 
 const SLICE: usize = 2048;
@@ -43,7 +45,8 @@ pub struct GroupDump {
     roots: Range<usize>,
     seeds: Range<usize>,
     seed_values: Vec<u64>,
-    waiting: Vec<Arc<crate::events::Stored>>,
+    waiting: Vec<Arc<Stored>>,
+    ambiguous: bool,
 }
 
 /// Read a dump and check every length; `Loader` checks the rest.
@@ -153,6 +156,10 @@ fn read_group(reader: &mut Reader<'_>) -> Read<GroupDump> {
                 group.seed_values = (0..count).map(|_| unsigned(reader)).collect::<Read<_>>()?;
                 9
             }
+            b"ambiguous" => {
+                group.ambiguous = read_flag(reader)?;
+                continue;
+            }
             b"waiting" => {
                 let count = reader.array()?;
                 group.waiting = (0..count).map(|_| read_stored(reader).map(Arc::new)).collect::<Read<_>>()?;
@@ -185,7 +192,22 @@ impl GroupDump {
         let (owns, parents, seeds) = (length(&self.owns, 8)?, length(&self.parents, 8)?, length(&self.seeds, 4)?);
         let right =
             numbers == engines && parents == owns && seeds == owns && self.roots.len() == owns && owns <= copies;
-        if right { Ok(()) } else { Err("the columns of a group contradict each other".into()) }
+        if !right {
+            return Err("the columns of a group contradict each other".into());
+        }
+        if !self.waiting.iter().all(|event| self.may_wait(event)) {
+            return Err("an event that waits is none that could be applied".into());
+        }
+        Ok(())
+    }
+
+    /// Whether a group of this block size could have kept the event, so that it can be applied later.
+    fn may_wait(&self, event: &Stored) -> bool {
+        let size = event.tokens_per_block();
+        let aligned = event.tokens.is_empty()
+            || (Some(size as u64) == self.block_size
+                && event.tokens.len() == TOKEN_BYTES * (size * event.hashes.len() + usize::from(event.eagle)));
+        !event.hashes.is_empty() && aligned && !event.misaligned
     }
 }
 
@@ -211,6 +233,7 @@ impl Loader {
     pub fn new(dump: GroupDump, group: &mut Residency) -> Self {
         group.block_size = dump.block_size;
         group.connector_copies = dump.connector_copies;
+        group.ambiguous = dump.ambiguous;
         Self { dump, at: 0, blocks: Vec::new(), named: Vec::new() }
     }
 
@@ -360,7 +383,7 @@ impl Dumper {
             self.copies.extend(group.blocks.copies(block).to_le_bytes());
         }
         write_head(out, Head::Int(number));
-        write_head(out, Head::Map(11));
+        write_head(out, Head::Map(12));
         write_head(out, Head::Str(b"block_size"));
         write_head(out, group.block_size.map_or(Head::Nil, |size| Head::Int(size.into())));
         write_head(out, Head::Str(b"connector_copies"));
@@ -381,6 +404,8 @@ impl Dumper {
         write_head(out, Head::Str(b"seed_values"));
         write_head(out, Head::Array(self.seed_values.len()));
         self.seed_values.iter().for_each(|seed| write_head(out, Head::Int((*seed).into())));
+        write_head(out, Head::Str(b"ambiguous"));
+        write_head(out, Head::Bool(group.ambiguous));
         write_head(out, Head::Str(b"waiting"));
         write_head(out, Head::Array(group.held_events().count()));
         group.held_events().for_each(|event| write_stored(out, event));

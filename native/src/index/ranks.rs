@@ -423,7 +423,7 @@ impl Index {
         let several = owner.groups.len() > 1;
         let mut known = 0;
         for (_, group) in &owner.groups {
-            self.holed.set(group.place, group.holes != 0);
+            self.holed.set(group.place, group.holes != 0 || group.ambiguous);
             self.lowered.set(group.place, group.lowered != 0);
             self.grouped.set(group.place, several);
             known += group.blocks.len();

@@ -41,6 +41,8 @@ pub struct Residency {
     pub blocks: Blocks,
     pub present: usize,
     pub holes: i64,
+    /// The engine gave a hash a second meaning: parents prove nothing any more, as if there were holes.
+    pub ambiguous: bool,
     pub lowered: i64,
     pub held: usize,
     pub connector_copies: Copies,
@@ -64,6 +66,7 @@ impl Residency {
             blocks: Blocks::new(masks.keys),
             present: 0,
             holes: 0,
+            ambiguous: false,
             lowered: 0,
             held: 0,
             connector_copies: 0,
@@ -181,7 +184,7 @@ impl Residency {
         let empty = self.blocks.empty();
         let blocks = std::mem::replace(&mut self.blocks, empty);
         self.present = 0;
-        (self.holes, self.lowered) = (0, 0);
+        (self.holes, self.lowered, self.ambiguous) = (0, 0, false);
         self.connector_copies = 0;
         self.block_size = None;
         self.forget_waiting();
@@ -419,6 +422,7 @@ impl Residency {
                     return applied.reject(Reason::HashConflict);
                 }
                 _ => {
+                    self.ambiguous |= known.is_some();
                     self.blocks.forget(engine);
                     if !count {
                         self.remembered.push_back(engine);
@@ -438,6 +442,7 @@ impl Residency {
     fn identify(&mut self, masks: &mut Masks, engine: u64, block: u32, own: u64, seed: u32, parent: Option<u64>) {
         let copies = self.blocks.copies(block);
         self.blocks.set_copies(block, 0);
+        self.ambiguous |= self.blocks.children(block) > 0;
         self.blocks.identify(block, own, seed, parent);
         if copies != 0 {
             self.set(masks, engine, block, copies);

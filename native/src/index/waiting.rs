@@ -65,7 +65,7 @@ fn read_tier(reader: &mut Reader<'_>) -> Read<u8> {
     }
 }
 
-fn read_flag(reader: &mut Reader<'_>) -> Read<bool> {
+pub fn read_flag(reader: &mut Reader<'_>) -> Read<bool> {
     if let Head::Bool(flag) = reader.head()? { Ok(flag) } else { Err(Unreadable) }
 }
 

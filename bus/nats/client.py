@@ -1,12 +1,78 @@
-"""nats-py's client with two holes closed, which its public interface cannot reach."""
+"""nats-py's client with two holes closed, which its public interface cannot reach, and two hops fewer per message.
+
+A lone message costs nats-py three turns of the event loop: the reader parses it into its subscription's queue, a task
+takes it out, and what the handler publishes is written by another task. Each turn is 10 to 40 us of a question that is
+answered in 300. Here a message whose subscription has nothing waiting is handled where it was parsed, and what is
+published is written at once while the socket takes it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from bus.interface import TURN_S
+
+Direct = Callable[[str, bytes, dict[str, str] | None, str], None]
+"""Handles a message: subject, payload, headers, reply. Must not raise."""
+
+_WRITE_AT_ONCE_BYTES = 64 * 1024
+"""Bytes that the socket has not taken yet, up to which more is written without asking whether it may."""
 
 
 class NatsClient(Client):
     """See `nats.aio.client.Client`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._direct: dict[int, Direct] = {}
+        self._turn_ends: float | None = None
+
+    def handle_directly(self, sid: int, handler: Direct) -> None:
+        """Messages of the subscription ``sid`` go to ``handler`` where they are parsed, as long as none of them waits
+        and everybody has his turn every `TURN_S`; the others go through its queue."""
+        self._direct[sid] = handler
+
+    def forget_handler(self, sid: int) -> None:
+        """No message comes for it any more."""
+        self._direct.pop(sid, None)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler, subscription = self._direct.get(sid), self._subs.get(sid)
+        if handler is None or subscription is None or subscription.pending_msgs or self._turn_is_over():
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        subscription._received += 1
+        handler(subject.decode(), data, await self._process_headers(headers) if headers else None, reply.decode())
+
+    def _turn_is_over(self) -> bool:
+        """Whether messages have been handled for `TURN_S` since the loop came back to this client."""
+        loop = asyncio.get_running_loop()
+        if self._turn_ends is None:
+            self._turn_ends = loop.time() + TURN_S
+            loop.call_soon(self._begin_turn)
+            return False
+        return loop.time() > self._turn_ends
+
+    def _begin_turn(self) -> None:
+        self._turn_ends = None
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        transport = self._transport
+        if force_flush or not self.is_connected or not isinstance(transport, TcpTransport):
+            return await super()._flush_pending(force_flush)
+        writer = transport._io_writer
+        if writer is None or writer.transport.get_write_buffer_size() > _WRITE_AT_ONCE_BYTES:
+            return await super()._flush_pending(force_flush)
+        pending, self._pending, self._pending_data_size = self._pending, [], 0
+        writer.transport.writelines(pending)
+        return None
 
     def forget_pending(self) -> None:
         """Before `close` while disconnected: nats-py would write what is left to the closed socket, which uvloop

@@ -114,7 +114,7 @@ class AdmissionService:
             Endpoint("admit", f"{subjects.ROOT}.admit.*", self._on_admit, queue=""),
             Endpoint("cancel", f"{subjects.ROOT}.admit.cancel.*", self._on_cancel, queue=""),
         ]
-        metadata = {"instance": self._settings.instance}
+        metadata = {"instance": self._settings.instance, "index": self._settings.index}
         if self._settings.route_policy:
             metadata["route_policy"] = self._settings.route_policy
         self._served = await bus.serve(
@@ -261,8 +261,8 @@ class AdmissionService:
                 if isinstance(effect, Publish) and isinstance(effect.fact, Placed) and self._own is not None:
                     self._own.placed(effect.fact)
                 if not self._unsaid:
-                    # Answers go first: the bus client sends at the end of the loop's next turn, facts come after it.
-                    self._loop.call_soon(self._loop.call_soon, self._say)
+                    # Answers go first: the bus client sends at the end of the loop's turn, facts come after it.
+                    self._loop.call_soon(self._say)
                 self._unsaid.append(effect)
             case AskIndex() if self._own is not None:
                 self._handle(self._own_answer(self._own, effect, now))

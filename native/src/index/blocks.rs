@@ -307,6 +307,11 @@ impl Blocks {
             }
             self.names.remove(&block);
         }
+        self.drop_block(block);
+    }
+
+    /// Give a block back that has no name (any more).
+    pub fn drop_block(&mut self, block: u32) {
         self.drop_seed(block);
         self.many.remove(&block);
         *self.record_mut(block) = Record::default();

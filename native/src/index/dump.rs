@@ -112,10 +112,11 @@ fn read_numbered<'a, T>(
     }
     for _ in 0..count {
         let number = int(reader)?;
-        if members.iter().any(|(other, _)| *other == number) {
-            return Err(Unreadable);
+        let member = read(reader)?;
+        match members.iter_mut().find(|(other, _)| *other == number) {
+            Some((_, earlier)) => *earlier = member,
+            None => members.push((number, member)),
         }
-        members.push((number, read(reader)?));
     }
     Ok(members)
 }
@@ -260,8 +261,10 @@ impl Loader {
                 self.named.push(false);
             }
             self.at += 1;
-            if self.at == copies + engines && self.named.contains(&false) {
-                return Err("a block of a group has no engine hash".into());
+            if self.at == copies + engines {
+                // What nobody names is not there.
+                let blocks = self.blocks.iter().zip(&self.named);
+                blocks.filter(|(_, named)| !**named).for_each(|(block, _)| group.blocks.drop_block(*block));
             }
         }
         if self.at < end {

@@ -87,6 +87,9 @@ test-system: setup ## the whole system: demo, up, kill -9 of everything
 
 test: setup ## everything that needs no Docker and no real engine (< 10 minutes on 2 cores)
 	$(PYTEST) -q -n 2 tests/unit
+ifneq ($(CARGO),)
+	$(PYTEST) -q -n 2 native/tests
+endif
 	$(PYTEST) -q tests/integration tests/system -m "not compose and not real"
 
 test-real: setup ## real engines, pools and peers' packages, where they are installed

@@ -187,6 +187,7 @@ def _check(group: GroupDump) -> None:
         and parents == seeds == len(group.roots) == known <= copies
         and 0 <= group.connector_copies < 1 << 64
         and (group.block_size is None or 0 < group.block_size < 1 << 32)
+        and all(0 <= seed < 1 << 64 for seed in group.seed_values)
     )
     if not right:
         raise BadDumpError("the columns of a group contradict each other")

@@ -209,6 +209,7 @@ def test_damaged_dumps_change_nothing(twin: Twin) -> None:
         ("roots", b""),
         ("connector_copies", -1),
         ("block_size", 0),
+        ("seed_values", [-1]),
     ):
         changed = msgspec.msgpack.decode(index.dump())
         changed[1][0]["groups"][0][column] = value

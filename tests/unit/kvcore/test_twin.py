@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvcore.errors import TwinError
+from kvcore.events import Tier
 from kvcore.twin import NATIVE_API, choose
-from tests.unit.kvcore.twins import NATIVE_MISSING
+from tests.unit.kvcore.making import batch, chain_of_names, removed, stored
+from tests.unit.kvcore.twins import NATIVE, NATIVE_MISSING, PYTHON
 
 ROOT = Path(__file__).parents[3]
 SHOW = "import kvcore; print(kvcore.IMPLEMENTATION, kvcore.WHY); print(kvcore.PrefixIndex.__module__)"
@@ -89,3 +92,21 @@ def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(TwinError, match="TIDEGATE_KVCORE must be one of auto, native, python, not 'rust'"):
         choose("rust")
     assert chosen("rust")[0] == 1
+
+
+@pytest.mark.skipif(NATIVE_MISSING is not None, reason=f"no native twin is tested: {NATIVE_MISSING}")
+def test_results_of_both_twins_are_equal() -> None:
+    """What a caller keeps or compares may come from either."""
+    assert NATIVE is not None
+    chain = chain_of_names([0, 1])
+    results = []
+    for twin in (PYTHON, NATIVE):
+        index = twin.PrefixIndex()
+        applied = index.apply("w", 3, batch(stored([0, 1]), stored([1], 0, Tier.HOST), removed([7])))
+        matches = index.match(chain)
+        assert isinstance(matches, Sequence)
+        assert (len(matches), matches[0], matches[-1], list(matches)) == (1, matches[0], matches[0], [matches[0]])
+        results.append((applied, matches[0], index.stats(), index.block_size("w", 3)))
+    assert results[0] == results[1]
+    assert results[1] == results[0]
+    assert results[0][1].reach == results[1][1].reach == 2

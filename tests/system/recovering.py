@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -154,11 +155,19 @@ class House:
         return {match.rank: match for match in from_msgpack(answer.payload, MatchReply).matches}
 
     async def bridge_blocks(self) -> Truth:
-        """The bridge's own index, by way of its snapshot."""
+        """The bridge's own index, by way of its snapshot. Asked again when it does not answer, as an indexer does: one
+        that was writing when the bus died waits for that first."""
         question = to_json(SnapshotRequest(indexer="test"))
-        answer = await self.bus.request(subjects.kv_snapshot(WORKER), question, timeout_s=5.0)
-        reply = from_json(answer.payload, SnapshotReply)
-        assert reply.error is None
+        replies: list[SnapshotReply] = []
+
+        async def answered() -> bool:
+            with contextlib.suppress(BusError):
+                answer = await self.bus.request(subjects.kv_snapshot(WORKER), question, timeout_s=2.0)
+                replies.append(from_json(answer.payload, SnapshotReply))
+            return bool(replies) and replies[-1].error is None
+
+        await until_async(answered, f"a snapshot: {replies}", SETTLED_WITHIN_S)
+        reply = replies[-1]
         index = PrefixIndex()
         index.load(await (await self.bus.objects(reply.bucket)).get(reply.key))
         content = index.content()
@@ -185,19 +194,38 @@ class House:
         return truth
 
     async def check(self) -> None:
-        """Bridge and indexer hold exactly what the engine holds, block by block."""
+        """Bridge and indexer hold exactly what the engine holds, block by block, as soon as its last batch has come."""
         truth = await self.settled()
-        assert await self.bridge_blocks() == truth
-        confirmed: Truth = {rank: set() for rank in truth}
-        for chain in self.load.chains:
+        found: dict[str, Truth] = {}
+
+        async def bridge_agrees() -> bool:
+            found["bridge"] = await self.bridge_blocks()
+            return found["bridge"] == truth
+
+        async def indexer_agrees() -> bool:
+            found["indexer"] = await self.confirmed(truth)
+            return found["indexer"] == truth
+
+        for agrees, name in ((bridge_agrees, "bridge"), (indexer_agrees, "indexer")):
+            try:
+                await until_async(agrees, f"the {name} agrees with the engine", SETTLED_WITHIN_S)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{self.differing(found[name], truth)}") from None
+
+    async def confirmed(self, truth: Truth) -> Truth:
+        """The blocks that the indexer finds along every chain ever asked for; it must find none that is not there.
+        It counts as many as the engine has, so when all are found there are no others."""
+        found: Truth = {rank: set() for rank in truth}
+        for chain in list(self.load.chains):
             own = unpack_chain(chain)
-            matches = await self.match(chain)
-            for rank, blocks in truth.items():
-                reach = next((at for at, value in enumerate(own) if value not in blocks), len(own))
-                assert matches[rank].blocks.reach == reach
-                confirmed[rank].update(own[:reach])
-        # As many, and every one of them found: nothing is missing, nothing is there that should not be.
-        assert confirmed == truth
+            for rank, match in (await self.match(chain)).items():
+                found[rank].update(own[: match.blocks.reach])
+        return found
+
+    def differing(self, found: Truth, truth: Truth) -> str:
+        """How many blocks are too many, and how many are missing; and what everybody logged."""
+        words = [f"rank {r}: {len(found[r] - own)} too many, {len(own - found[r])} missing" for r, own in truth.items()]
+        return "\n".join([*words, self.logs()])
 
     def logs(self) -> str:
         return "\n".join(part.process.output for part in self.parts.values() if part.process is not None)

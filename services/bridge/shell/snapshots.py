@@ -60,7 +60,9 @@ class SnapshotDesk:
         self._last: SnapshotReply | None = None
         self._kept: Marks = ()
         self._written_at = float("-inf")
+        self._tried_at = float("-inf")
         self._took_s = 0.0
+        self._failing = False
         self.written = 0
         self.refused = 0
 
@@ -90,8 +92,8 @@ class SnapshotDesk:
         began_at = loop.time()
         while True:
             await asyncio.sleep(min(KEEP_POLL_S, interval_s))
-            age = loop.time() - max(self._written_at, began_at)
-            if not self._waiting and self._due(age, interval_s, batches):
+            age = loop.time() - max(self._tried_at, began_at)
+            if self._bus.connected and not self._waiting and self._due(age, interval_s, batches):
                 self._waiting.append("")
                 self._asked.set()
 
@@ -103,7 +105,7 @@ class SnapshotDesk:
             return age >= KEPT_S
         before = {(mark.rank, mark.incarnation): mark.seq for mark in self._kept}
         behind = sum(mark.seq - before.get((mark.rank, mark.incarnation), -1) for mark in marks)
-        return age >= interval_s or behind >= batches
+        return age >= interval_s or (behind >= batches and not self._failing)
 
     async def read(self) -> tuple[Checkpoint, bytes] | None:
         """What the bridge before left behind. Raises `CheckpointError`, `BadMessageError`, `BusError`."""
@@ -124,7 +126,10 @@ class SnapshotDesk:
         began_at = loop.time()
         if self._last is not None and self._kept == self._marks() and began_at - self._written_at < REUSE_S:
             return self._last
+        self._tried_at = began_at
+        self._failing = True
         made = await in_slices(self._dump())
+        self._took_s = loop.time() - began_at
         if made is None:
             log.warning("snapshot_not_made", worker=self._worker, reason="index_busy")
             return SnapshotReply(worker=self._worker, error="index_busy")
@@ -139,6 +144,7 @@ class SnapshotDesk:
             log.warning("snapshot_not_written", worker=self._worker, reason=error.reason, size=len(dump))
             return SnapshotReply(worker=self._worker, error=error.reason)
         self.written += 1
+        self._failing = False
         self._kept = kept
         self._written_at = loop.time()
         self._took_s = self._written_at - began_at

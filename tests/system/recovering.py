@@ -81,8 +81,13 @@ class Load:
         randomness = random.Random(number)
         while True:
             prompt = [7] * 64 + [1000 + randomness.randrange(500)] * 32
+            before = b""
             while len(prompt) < LONGEST_TOKENS:
                 prompt += [2000 + randomness.randrange(5000)] * randomness.randrange(16, 64)
+                chain = chain_hashes(pack_tokens(prompt), BLOCK)
+                self.chains.discard(before)  # the longer one has its blocks as well
+                self.chains.add(chain)
+                before = chain
                 await self._ask(prompt)
                 await asyncio.sleep(0.02)
 
@@ -90,7 +95,6 @@ class Load:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
         while True:
             await self._go.wait()
-            self.chains.add(chain_hashes(pack_tokens(prompt), BLOCK))
             self._busy += 1
             try:
                 answer = await self._http.fetch("POST", f"{self._url}/v1/completions", [], json.dumps(body).encode())

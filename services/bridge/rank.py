@@ -10,7 +10,7 @@ the newest batch known: an engine that has another one there is another process.
 
 Two processes never stand under one name, as long as the loss of a process's socket is seen before a page or a replay
 of the next process. A peer that goes without a word (its host lost power) breaks that order: batches of both can stand
-under one name until the socket's heartbeats fail and the next page or probe clears the rank; and for good only where
+under one name until the socket's keep-alives fail and the next page or probe clears the rank; and for good only where
 nobody can be asked for the numbers in doubt (no replay socket, or a buffer that has lost them).
 
 Incarnations are named ``<process start, Unix ms>.<n>``: n is 0 for a stream that is complete from its number 0, and the

@@ -2,8 +2,9 @@
 
 A lone message costs nats-py three turns of the event loop: the reader parses it into its subscription's queue, a task
 takes it out, and what the handler publishes is written by another task. Each turn is 10 to 40 us of a question that is
-answered in 300. Here a message whose subscription has nothing waiting is handled where it was parsed, and what is
-published is written at once while the socket takes it.
+answered in 250. Here a message whose subscription has nothing waiting is handled where it was parsed, and the first
+message that is published in a turn of the loop is written at once. The others of that turn are written together at the
+beginning of the next: uvloop does not wait, so that each write is a system call of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class NatsClient(Client):
         super().__init__()
         self._direct: dict[int, Direct] = {}
         self._turn_ends: float | None = None
+        self._write_is_due = False
 
     def handle_directly(self, sid: int, handler: Direct) -> None:
         """Messages of the subscription ``sid`` go to ``handler`` where they are parsed, as long as none of them waits
@@ -64,15 +66,26 @@ class NatsClient(Client):
         self._turn_ends = None
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        transport = self._transport
-        if force_flush or not self.is_connected or not isinstance(transport, TcpTransport):
+        if force_flush or not self.is_connected or not self._takes_more():
             return await super()._flush_pending(force_flush)
-        writer = transport._io_writer
-        if writer is None or writer.transport.get_write_buffer_size() > _WRITE_AT_ONCE_BYTES:
-            return await super()._flush_pending(force_flush)
-        pending, self._pending, self._pending_data_size = self._pending, [], 0
-        writer.transport.writelines(pending)
+        if not self._write_is_due:
+            self._write()
+            self._write_is_due = True
+            asyncio.get_running_loop().call_soon(self._write)
         return None
+
+    def _takes_more(self) -> bool:
+        """Whether the socket has taken so much that more may be written without waiting."""
+        transport = self._transport
+        writer = transport._io_writer if isinstance(transport, TcpTransport) else None
+        return writer is not None and writer.transport.get_write_buffer_size() <= _WRITE_AT_ONCE_BYTES
+
+    def _write(self) -> None:
+        self._write_is_due = False
+        transport = self._transport
+        if self._pending and self.is_connected and isinstance(transport, TcpTransport):
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            transport.writelines(pending)  # type: ignore[no-untyped-call]
 
     def forget_pending(self) -> None:
         """Before `close` while disconnected: nats-py would write what is left to the closed socket, which uvloop

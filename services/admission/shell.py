@@ -261,7 +261,7 @@ class AdmissionService:
                 if isinstance(effect, Publish) and isinstance(effect.fact, Placed) and self._own is not None:
                     self._own.placed(effect.fact)
                 if not self._unsaid:
-                    # Answers go first: the bus client sends at the end of the loop's turn, facts come after it.
+                    # Answers go first: the bus client has written them when the loop comes to its next turn.
                     self._loop.call_soon(self._say)
                 self._unsaid.append(effect)
             case AskIndex() if self._own is not None:

@@ -182,6 +182,11 @@ impl PrepareSteps {
         self.__next__(py)
     }
 
+    fn throw(&mut self, error: Bound<'_, PyAny>) -> PyResult<()> {
+        self.close();
+        Err(PyErr::from_value(error))
+    }
+
     /// Give up: what was built goes.
     fn close(&mut self) {
         if let Prepare::Running(running) = std::mem::replace(&mut self.state, Prepare::Over) {
@@ -264,6 +269,11 @@ impl DiscardSteps {
     fn send(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let _ = value;
         self.__next__()
+    }
+
+    fn throw(&mut self, error: Bound<'_, PyAny>) -> PyResult<()> {
+        self.close();
+        Err(PyErr::from_value(error))
     }
 
     /// Do the rest at once.
@@ -398,6 +408,11 @@ impl DumpSteps {
     fn send(&mut self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let _ = value;
         self.__next__(py)
+    }
+
+    fn throw(&mut self, error: Bound<'_, PyAny>) -> PyResult<()> {
+        self.close();
+        Err(PyErr::from_value(error))
     }
 
     fn close(&mut self) {

@@ -430,11 +430,11 @@ impl Blocks {
             if record.flags & IS_NAME != 0 {
                 record.own = numbers[record.own as usize].into();
             }
-            let Record { engine, flags, .. } = *record;
-            if flags & IS_NAMED != 0 {
-                new.insert(engine, number);
-            }
         }
+        let records = new.chunks.iter().flat_map(|chunk| chunk.iter()).take(new.end as usize).zip(0..);
+        let named = records.filter(|(record, _)| record.flags & IS_NAMED != 0);
+        let named = named.map(|(record, number)| (record.engine, number));
+        new.table = EngineTable::of(self.keys, self.table.len(), named);
         let renamed = |(old, value): (&u32, &u32)| (numbers[*old as usize], *value);
         new.names = self.names.iter().map(renamed).collect();
         new.many = self.many.iter().map(|(old, copies)| (numbers[*old as usize], *copies)).collect();

@@ -3,6 +3,7 @@
 //! What it does is written in `kvcore/index.py` and `kvcore/residency.py`; how it is kept, here.
 
 mod blocks;
+mod copies;
 pub mod dump;
 mod masks;
 mod matching;

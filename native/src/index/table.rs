@@ -256,6 +256,13 @@ impl EngineTable {
         Self { keys, slots: Vec::new(), length: 0 }
     }
 
+    /// One with `length` keys and their numbers.
+    pub fn of(keys: Keys, length: usize, all: impl Iterator<Item = (u64, u32)>) -> Self {
+        let mut table = Self { keys, slots: vec![0; fitting(length)], length };
+        all.for_each(|(engine, number)| table.put(engine, number));
+        table
+    }
+
     pub fn len(&self) -> usize {
         self.length
     }

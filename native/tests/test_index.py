@@ -15,6 +15,7 @@ from kvcore import index as twin
 from kvcore.errors import BadBatchError, BadDumpError
 from kvcore.events import Batch, Cleared, Event, Removed, Stored, Tier, decode_batch
 from kvcore.hashing import chain_hashes, pack_tokens
+from kvcore.residency import ApplyResult
 from tests.unit.kvcore import captured
 
 BLOCK_SIZE = 4
@@ -109,7 +110,7 @@ def found(index: Any, chain: bytes) -> dict[tuple[str, int], tuple[int, int, int
 
 
 def applied(result: Any) -> tuple[Any, ...]:
-    return tuple(getattr(result, name) for name in twin.ApplyResult.__dataclass_fields__)
+    return tuple(getattr(result, name) for name in ApplyResult.__dataclass_fields__)
 
 
 def compare(one: Any, other: Any) -> None:
@@ -126,7 +127,8 @@ def compare(one: Any, other: Any) -> None:
 
 
 def run(steps: list[tuple[str, tuple[str, int], Any]], limits: twin.IndexLimits, *, exact: bool) -> None:
-    pure, fast = twin.PrefixIndex(limits), native.PrefixIndex(limits)
+    pure: Any = twin.PrefixIndex(limits)
+    fast: Any = native.PrefixIndex(limits)
     for what, rank, batch in steps:
         match what:
             case "apply":
@@ -209,7 +211,7 @@ def batch(*events: Event) -> Batch:
     return Batch(ts=0.0, rank=None, events=events)
 
 
-def both() -> tuple[twin.PrefixIndex, native.PrefixIndex]:
+def both() -> tuple[Any, Any]:
     return twin.PrefixIndex(), native.PrefixIndex()
 
 
@@ -269,7 +271,8 @@ def test_many_copies() -> None:
 
 def test_captured_streams() -> None:
     """Every captured payload, applied as bytes, as native batch and as batch of the Python twin: one and the same."""
-    pure, fast, decoded, converted = twin.PrefixIndex(), *(native.PrefixIndex() for _ in range(3))
+    pure, fast = both()
+    decoded, converted = native.PrefixIndex(), native.PrefixIndex()
     for row in [*captured.rows("payloads.jsonl"), *captured.rows("streams.jsonl")]:
         payload = row["payload"]
         try:
@@ -364,7 +367,7 @@ def test_matches_are_a_sequence() -> None:
         index.apply("b", 1, batch(big_chain(1, 2)))
     chain = chain_hashes(big_chain(1, 3).tokens, BLOCK_SIZE)
     matches = fast.match(chain)
-    ordered = sorted(matches, key=lambda match: match.worker)
+    ordered: list[Any] = sorted(matches, key=lambda match: match.worker)
     expected = sorted(pure.match(chain), key=lambda match: match.worker)
     assert isinstance(matches, Sequence)
     assert len(matches) == 2

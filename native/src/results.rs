@@ -125,6 +125,12 @@ impl Matches {
     }
 }
 
+impl Drop for Matches {
+    fn drop(&mut self) {
+        Match::give_back(std::mem::take(&mut self.found));
+    }
+}
+
 #[pymethods]
 impl Matches {
     fn __len__(&self) -> usize {

@@ -62,6 +62,29 @@ struct Scratch {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// Room of answers that nobody needs any more: in a process with many objects, allocating it costs more than a match.
+    static ROOM: RefCell<Vec<Vec<Match>>> = RefCell::default();
+}
+
+const ROOM_KEPT: usize = 8;
+const ROOM_MOST: usize = 4096;
+
+impl Match {
+    /// Take back the room of an answer.
+    pub fn give_back(mut matches: Vec<Self>) {
+        if matches.capacity() == 0 || matches.capacity() > ROOM_MOST {
+            return;
+        }
+        matches.clear();
+        // A thread that ends has no room any more.
+        let _ = ROOM.try_with(|room| {
+            if let Ok(mut room) = room.try_borrow_mut()
+                && room.len() < ROOM_KEPT
+            {
+                room.push(matches);
+            }
+        });
+    }
 }
 
 impl Index {
@@ -75,14 +98,14 @@ impl Index {
     }
 
     fn matches_with(&self, chain: Chain<'_>, scratch: &mut Scratch) -> Vec<Match> {
-        let mut matches = Vec::new();
         if chain.len() == 0 {
-            return matches;
+            return Vec::new();
         }
         let mask = self.masks.presence.get(chain.at(0));
         if mask == 0 {
-            return matches;
+            return Vec::new();
         }
+        let mut matches = ROOM.with_borrow_mut(Vec::pop).unwrap_or_default();
         let width = self.masks.pool.width();
         let mut first = vec![u64::MAX; width];
         self.masks.pool.intersect(&mut first, mask);

@@ -435,6 +435,8 @@ class Residency:
         assert block.own is not None
         twin = self._by_own[block.own]
         self.blocks[engine] = twin
+        # Its children may name it by another engine hash, which goes on naming the old block.
+        self.ambiguous = self.ambiguous or block.children != 0
         self.holes -= block.children
         twin.children += block.children
         block.children = 0

@@ -269,6 +269,23 @@ def test_many_copies() -> None:
     assert copy.content() == pure.content()
 
 
+@pytest.mark.parametrize("make", [twin.PrefixIndex, native.PrefixIndex])
+def test_children_of_a_block_with_several_names(make: Any) -> None:
+    """0 under two names with a child under each, removed, back under a third name and then the first; its children
+    go: the hole that this leaves is found, however the chain is searched."""
+
+    def one(engine: int, names: list[int], parent: int | None = None) -> Stored:
+        return Stored(hashes=(engine,), parent=parent, tokens=tokens_of(names))
+
+    index = make()
+    for event in (
+        *(one(1, [0]), one(2, [0]), one(11, [1], 1), one(12, [2], 2), one(21, [3], 11)),
+        *(Removed(hashes=(1, 2)), one(3, [0]), one(1, [0]), Removed(hashes=(12,)), Removed(hashes=(11,))),
+    ):
+        index.apply("w", 0, batch(event))
+    assert found(index, chain_hashes(tokens_of([0, 1, 3]), BLOCK_SIZE)) == {("w", 0): (1, 0, 0, 0)}
+
+
 def test_captured_streams() -> None:
     """Every captured payload, applied as bytes, as native batch and as batch of the Python twin: one and the same."""
     pure, fast = both()

@@ -96,6 +96,8 @@ impl Residency {
         });
         let Some(&twin) = by_own.get(&own) else { return };
         let children = self.blocks.children(block);
+        // They may name it by another engine hash, which goes on naming the old block.
+        self.ambiguous |= children != 0;
         self.holes -= i64::from(children);
         self.blocks.add_children(twin, children);
         self.blocks.add_children(block, children.wrapping_neg());

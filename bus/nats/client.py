@@ -1,4 +1,4 @@
-"""nats-py's client with two holes closed, which its public interface cannot reach, and two hops fewer per message.
+"""nats-py's client with some holes closed, which its public interface cannot reach, and two hops fewer per message.
 
 A lone message costs nats-py three turns of the event loop: the reader parses it into its subscription's queue, a task
 takes it out, and what the handler publishes is written by another task. Each turn is 10 to 40 us of a question that is
@@ -17,6 +17,9 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from bus.interface import TURN_S
+from bus.log import EventLog
+
+log = EventLog(__name__)
 
 Direct = Callable[[str, bytes, dict[str, str] | None, str], None]
 """Handles a message: subject, payload, headers, reply. Must not raise."""
@@ -33,6 +36,8 @@ class NatsClient(Client):
         self._direct: dict[int, Direct] = {}
         self._turn_ends: float | None = None
         self._write_is_due = False
+        self.unreadable = 0
+        """Messages whose subject or headers could not be read."""
 
     def handle_directly(self, sid: int, handler: Direct) -> None:
         """Messages of the subscription ``sid`` go to ``handler`` where they are parsed, as long as none of them waits
@@ -44,6 +49,15 @@ class NatsClient(Client):
         self._direct.pop(sid, None)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        try:
+            await self._take(sid, subject, reply, data, headers)
+        except Exception:
+            # A subject that is not UTF-8, headers that are none: nats-py would never read again, and seem connected.
+            self.unreadable += 1
+            if self.unreadable & (self.unreadable - 1) == 0:  # at each doubling: a flood shall not fill the log
+                log.exception("message_unreadable", subject=repr(subject[:100]), unreadable=self.unreadable)
+
+    async def _take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler, subscription = self._direct.get(sid), self._subs.get(sid)
         if handler is None or subscription is None or subscription.pending_msgs or self._turn_is_over():
             await super()._process_msg(sid, subject, reply, data, headers)
@@ -66,7 +80,12 @@ class NatsClient(Client):
         self._turn_ends = None
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        if force_flush or not self.is_connected or not self._takes_more():
+        if not self.is_connected or not isinstance(transport := self._transport, TcpTransport):
+            return await super()._flush_pending(force_flush)
+        socket = _socket_of(transport)
+        if socket is None or socket.is_closing():
+            return None  # the reader will notice; what is pending is sent after the reconnection
+        if force_flush or socket.get_write_buffer_size() > _WRITE_AT_ONCE_BYTES:
             return await super()._flush_pending(force_flush)
         if not self._write_is_due:
             self._write()
@@ -74,22 +93,23 @@ class NatsClient(Client):
             asyncio.get_running_loop().call_soon(self._write)
         return None
 
-    def _takes_more(self) -> bool:
-        """Whether the socket has taken so much that more may be written without waiting."""
-        transport = self._transport
-        writer = transport._io_writer if isinstance(transport, TcpTransport) else None
-        return writer is not None and writer.transport.get_write_buffer_size() <= _WRITE_AT_ONCE_BYTES
+    @property
+    def writable(self) -> bool:
+        """Whether there is a socket that takes what is written."""
+        socket = _socket_of(self._transport)
+        return self.is_connected and (socket is None or not socket.is_closing())
 
     def _write(self) -> None:
         self._write_is_due = False
         transport = self._transport
-        if self._pending and self.is_connected and isinstance(transport, TcpTransport):
+        if isinstance(transport, TcpTransport) and self.writable:
             pending, self._pending, self._pending_data_size = self._pending, [], 0
-            transport.writelines(pending)  # type: ignore[no-untyped-call]
+            if pending:
+                transport.writelines(pending)  # type: ignore[no-untyped-call]
 
     def forget_pending(self) -> None:
-        """Before `close` while disconnected: nats-py would write what is left to the closed socket, which uvloop
-        refuses, and would skip the rest of its own cleaning up."""
+        """Before `close` without a `writable` socket: nats-py would write what is left to the closed socket, which
+        uvloop refuses, and would skip the rest of its own cleaning up."""
         self._pending = []
         self._pending_data_size = 0
 
@@ -97,3 +117,9 @@ class NatsClient(Client):
         """Before the next try: nats-py forgets the socket of a try that got as far as a refused password."""
         if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
+
+
+def _socket_of(transport: object) -> asyncio.WriteTransport | None:
+    """The socket of a TCP connection, with TLS or without."""
+    writer = transport._io_writer if isinstance(transport, TcpTransport) else None
+    return None if writer is None else writer.transport

@@ -265,7 +265,7 @@ class NatsBus:
             dropped_slow_consumer=self._dropped,
             publish_failed=self._publish_failed,
             reconnects=self.client.stats["reconnects"],
-            handler_failed=self._gone.handler_failed + sum(one.failed for one in live),
+            handler_failed=self._gone.handler_failed + sum(one.failed for one in live) + self.client.unreadable,
         )
 
     # Publish and subscribe
@@ -423,7 +423,7 @@ class NatsBus:
         for subscription in list(self._subscriptions.values()):
             await subscription.unsubscribe()
         if self._dialled:
-            if not self.client.is_connected:
+            if not self.client.writable:
                 self.client.forget_pending()
             try:
                 await asyncio.wait_for(self.client.close(), 2.0)

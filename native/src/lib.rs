@@ -1,12 +1,13 @@
 //! Native twin of `kvcore`: the same results from the same arguments, an order of magnitude faster.
 //!
-//! The modules `hashing`, `msgpack`, `media`, `values`, `extra_keys` and `events` know nothing of Python; `arguments` and `batches` lead to it.
+//! The modules `hashing`, `msgpack`, `media`, `values`, `extra_keys`, `found` and `events` know nothing of Python; `arguments` and `batches` lead to it.
 
 mod arguments;
 mod batches;
 mod converting;
 mod events;
 mod extra_keys;
+mod found;
 mod hashing;
 mod index;
 mod media;

@@ -80,9 +80,9 @@ impl PrefixIndex {
             })
             .sum();
         if blocks < DETACH_BLOCKS {
-            self.shared.write().apply(worker, rank, events, &mut applied);
+            self.shared.write().apply(worker, rank, &mut events.iter().map(Event::view), &mut applied);
         } else {
-            py.detach(|| self.shared.write().apply(worker, rank, events, &mut applied));
+            py.detach(|| self.shared.write().apply(worker, rank, &mut events.iter().map(Event::view), &mut applied));
         }
         Ok(ApplyResult(applied))
     }
@@ -96,10 +96,11 @@ impl PrefixIndex {
         payload: &Bound<'_, PyAny>,
     ) -> PyResult<ApplyResult> {
         let applied: Result<_, String> = with_bytes(py, payload, DETACH_BYTES, |payload| {
-            let batch = events::decode_batch(payload)?;
-            let mut applied = Applied::new(&batch.rejected);
-            self.shared.write().apply(worker, rank, &batch.events, &mut applied);
-            Ok(applied)
+            events::with_events(payload, |events, rejected| {
+                let mut applied = Applied::new(rejected);
+                self.shared.write().apply(worker, rank, events, &mut applied);
+                applied
+            })
         })?;
         applied.map(ApplyResult).map_err(BadBatchError::new_err)
     }

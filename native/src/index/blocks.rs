@@ -1,6 +1,6 @@
 //! The blocks of one group, by engine hash.
 //!
-//! A block is a record of 36 bytes in a slab. Several engine hashes may name one block: the first has the record itself,
+//! A block is a record of 32 bytes in a slab, half a cache line. Several engine hashes may name one block: the first has the record itself,
 //! each other one a record that stands for a name only and says which block it means.
 
 use std::collections::HashMap;
@@ -14,8 +14,14 @@ pub type Copies = u64;
 pub const MOST: u64 = 0xffff;
 const TIER_BITS: usize = 16;
 const CHUNK: usize = 256;
-/// Copies that do not fit eight bits a tier: they stand in `Blocks::many`.
-const MANY: u32 = u32::MAX;
+/// Copies that do not fit four bits a tier: they stand in `Blocks::many`.
+const MANY: u16 = u16::MAX;
+/// Children that do not fit 16 bits: they stand in `Blocks::many_children`.
+const MANY_CHILDREN: i16 = i16::MIN;
+/// How far ahead free records are asked for.
+const FREE_AHEAD: usize = 4;
+/// Names behind one that is to be forgotten whose blocks are asked for: it leaves a gap, into which they may move.
+const CLUSTER: usize = 8;
 
 const HAS_OWN: u32 = 1 << 26;
 const HAS_PARENT: u32 = 1 << 27;
@@ -51,13 +57,13 @@ pub fn all_in(tier: usize) -> Copies {
 }
 
 #[derive(Clone, Copy, Default)]
-#[repr(C, packed(4))]
+#[repr(C, align(32))]
 struct Record {
     own: u64,
     engine: u64,
     parent: u64,
-    copies: u32,
-    children: i32,
+    copies: u16,
+    children: i16,
     flags: u32, // and the seed's number
 }
 
@@ -119,6 +125,7 @@ pub struct Blocks {
     table: EngineTable,
     seeds: Seeds,
     many: HashMap<u32, Copies>,
+    many_children: HashMap<u32, i32>,
     /// How many names a shared block has.
     names: HashMap<u32, u32>,
     keys: Keys,
@@ -133,6 +140,7 @@ impl Blocks {
             table: EngineTable::new(keys),
             seeds: Seeds::default(),
             many: HashMap::new(),
+            many_children: HashMap::new(),
             names: HashMap::new(),
             keys,
         }
@@ -155,7 +163,9 @@ impl Blocks {
 
     /// Bytes that the blocks and their table take.
     pub fn bytes(&self) -> usize {
-        let maps = self.many.capacity() * 17 + self.names.capacity() * 9 + self.seeds.values.capacity() * 33;
+        let maps = self.many.capacity() * 17
+            + (self.names.capacity() + self.many_children.capacity()) * 9
+            + self.seeds.values.capacity() * 33;
         self.chunks.len() * CHUNK * size_of::<Record>() + self.free.capacity() * 4 + self.table.bytes() + maps
     }
 
@@ -218,7 +228,16 @@ impl Blocks {
         self.table.guess(engine).map(|number| self.record(number).own)
     }
 
+    /// Ask for what forgetting the name is likely to look at: its block was asked for before.
+    #[inline]
+    pub fn prefetch_forget(&self, engine: u64) {
+        self.table.behind(engine, CLUSTER, |number| prefetch(self.record(number)));
+    }
+
     fn new_record(&mut self, record: Record) -> u32 {
+        if let Some(&ahead) = self.free.len().checked_sub(FREE_AHEAD).and_then(|at| self.free.get(at)) {
+            prefetch(self.record(ahead));
+        }
         let number = self.free.pop().unwrap_or_else(|| {
             if self.end as usize == self.chunks.len() * CHUNK {
                 self.chunks.push(Box::new([Record::default(); CHUNK]));
@@ -253,7 +272,7 @@ impl Blocks {
     #[inline]
     pub fn add(&mut self, engine: u64, own: u64, seed: u32, parent: Option<u64>, tier: Option<usize>) -> u32 {
         let flags = IS_USED | IS_NAMED | HAS_OWN | seed | if parent.is_some() { HAS_PARENT } else { 0 };
-        let copies = tier.map_or(0, |tier| 1 << (tier * 8));
+        let copies = tier.map_or(0, |tier| 1 << (tier * 4));
         self.seeds.values[seed as usize].1 += 1;
         let number = self.new_record(Record { own, engine, parent: parent.unwrap_or(0), copies, children: 0, flags });
         self.insert(engine, number);
@@ -313,7 +332,13 @@ impl Blocks {
     /// Give a block back that has no name (any more).
     pub fn drop_block(&mut self, block: u32) {
         self.drop_seed(block);
-        self.many.remove(&block);
+        let record = *self.record(block);
+        if record.copies == MANY {
+            self.many.remove(&block);
+        }
+        if record.children == MANY_CHILDREN {
+            self.many_children.remove(&block);
+        }
         *self.record_mut(block) = Record::default();
         self.free.push(block);
     }
@@ -355,6 +380,13 @@ impl Blocks {
         if flags & HAS_OWN != 0 { self.seeds.values[(flags & SEED) as usize].0 } else { 0 }
     }
 
+    /// Whether its seed is the one of this number.
+    #[inline]
+    pub fn has_seed(&self, block: u32, seed: u32) -> bool {
+        let flags = self.record(block).flags;
+        flags & HAS_OWN != 0 && flags & SEED == seed
+    }
+
     /// Give a block without identity its own. `seed` is from `lend_seed`.
     pub fn identify(&mut self, block: u32, own: u64, seed: u32, parent: Option<u64>) {
         self.seeds.values[seed as usize].1 += 1;
@@ -378,7 +410,7 @@ impl Blocks {
             return self.many.get(&block).copied().unwrap_or(0);
         }
         let copies = u64::from(copies);
-        copies & 0xff | (copies & 0xff00) << 8 | (copies & 0x00ff_0000) << 16 | (copies & 0xff00_0000) << 24
+        copies & 0xf | (copies & 0xf0) << 12 | (copies & 0xf00) << 24 | (copies & 0xf000) << 36
     }
 
     #[inline]
@@ -387,10 +419,9 @@ impl Blocks {
         if record.copies == MANY {
             self.many.remove(&block);
         }
-        let packed =
-            (copies & 0xff | copies >> 8 & 0xff00 | copies >> 16 & 0x00ff_0000 | copies >> 24 & 0xff00_0000) as u32;
+        let packed = (copies & 0xf | copies >> 12 & 0xf0 | copies >> 24 & 0xf00 | copies >> 36 & 0xf000) as u16;
         record.copies = packed;
-        if copies & 0xff00_ff00_ff00_ff00 != 0 || packed == MANY {
+        if copies & 0xfff0_fff0_fff0_fff0 != 0 || packed == MANY {
             record.copies = MANY;
             self.many.insert(block, copies);
         }
@@ -399,13 +430,29 @@ impl Blocks {
     /// Resident blocks that name it as parent.
     #[inline]
     pub fn children(&self, block: u32) -> i32 {
-        self.record(block).children
+        match self.record(block).children {
+            MANY_CHILDREN => self.many_children.get(&block).copied().unwrap_or(0),
+            children => children.into(),
+        }
     }
 
     #[inline]
     pub fn add_children(&mut self, block: u32, count: i32) {
-        let record = self.record_mut(block);
-        record.children = record.children.wrapping_add(count);
+        let children = self.children(block).wrapping_add(count);
+        let record = &mut self.chunks[block as usize / CHUNK][block as usize % CHUNK];
+        let was_many = record.children == MANY_CHILDREN;
+        match i16::try_from(children) {
+            Ok(few) if few != MANY_CHILDREN => {
+                record.children = few;
+                if was_many {
+                    self.many_children.remove(&block);
+                }
+            }
+            _ => {
+                record.children = MANY_CHILDREN;
+                self.many_children.insert(block, children);
+            }
+        }
     }
 
     // Memory
@@ -438,6 +485,7 @@ impl Blocks {
         let renamed = |(old, value): (&u32, &u32)| (numbers[*old as usize], *value);
         new.names = self.names.iter().map(renamed).collect();
         new.many = self.many.iter().map(|(old, copies)| (numbers[*old as usize], *copies)).collect();
+        new.many_children = self.many_children.iter().map(|(old, count)| (numbers[*old as usize], *count)).collect();
         new.seeds = std::mem::take(&mut self.seeds);
         *self = new;
         numbers

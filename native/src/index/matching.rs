@@ -120,6 +120,9 @@ impl Index {
         }
         if any(&closed) {
             gallop(&self.masks, chain, &closed, scratch, &mut matches);
+            if matches.len() > closed.iter().map(|word| word.count_ones() as usize).sum() {
+                keep_shortest(&mut matches);
+            }
         }
         if any(&holed) {
             walk(&self.masks, chain, &holed, scratch, &mut matches);
@@ -343,6 +346,13 @@ fn gallop(masks: &Masks, chain: Chain<'_>, places: &[u64], scratch: &mut Scratch
         }
         std::mem::swap(stretches, next);
     }
+}
+
+/// A dump that was tampered with can have holes that nobody counted: then a place may be found at several of its ends.
+#[cold]
+fn keep_shortest(matches: &mut Vec<Match>) {
+    matches.sort_unstable_by_key(|found| (found.place, found.blocks[0]));
+    matches.dedup_by_key(|found| found.place);
 }
 
 fn prefetch(masks: &Masks, chain: Chain<'_>, positions: &[usize]) {

@@ -13,7 +13,8 @@ use super::masks::{MAX_PLACES, Masks};
 use super::residency::{Bounds, Residency};
 use super::result::{Applied, Reason};
 use super::table::MAX_NUMBERS;
-use crate::events::{Event, Removed, Stored, is_main_kind};
+use crate::events::is_main_kind;
+use crate::found::{EventView, RemovedView, StoredView};
 
 /// Groups of one rank, those that form the prefix and others each; real engines have below ten.
 pub const MAX_GROUPS: usize = 64;
@@ -157,15 +158,21 @@ impl Index {
     // Writing
 
     /// Apply the events in order.
-    pub fn apply(&mut self, worker: &str, rank: i64, events: &[Event], applied: &mut Applied) {
+    pub fn apply(
+        &mut self,
+        worker: &str,
+        rank: i64,
+        events: &mut dyn Iterator<Item = EventView<'_>>,
+        applied: &mut Applied,
+    ) {
         let number = self.number_or_new(worker, rank);
         let mut owner = self.take(number);
         owner.version += 1;
         for event in events {
             match event {
-                Event::Stored(stored) => self.store(&mut owner, stored, applied),
-                Event::Removed(removed) => self.remove(&mut owner, removed, applied),
-                Event::Cleared => {
+                EventView::Stored(stored) => self.store(&mut owner, &stored, applied),
+                EventView::Removed(removed) => self.remove(&mut owner, &removed, applied),
+                EventView::Cleared => {
                     applied.cleared += 1;
                     for (_, group) in &mut owner.groups {
                         group.clear_pool(&mut self.masks);
@@ -321,15 +328,15 @@ impl Index {
         std::mem::replace(&mut self.ranks[number], Rank::new(key))
     }
 
-    fn store(&mut self, owner: &mut Rank, event: &Arc<Stored>, applied: &mut Applied) {
+    fn store(&mut self, owner: &mut Rank, event: &StoredView<'_>, applied: &mut Applied) {
         let number = event.group.unwrap_or(0);
-        match &event.group_kind {
+        match event.group_kind {
             Some(kind) if !is_main_kind(kind) => {
                 if let Some(number) = event.group {
                     if owner.other_kinds.len() < MAX_GROUPS {
                         match owner.other_kinds.iter_mut().find(|(other, _)| *other == number) {
-                            Some((_, known)) => known.clone_from(kind),
-                            None => owner.other_kinds.push((number, kind.clone())),
+                            Some((_, known)) => kind.clone_into(known),
+                            None => owner.other_kinds.push((number, kind.to_owned())),
                         }
                     }
                     // Taken for a main group before its kind was said.
@@ -351,6 +358,9 @@ impl Index {
                 return;
             }
             kind if kind.is_some() || (number == 0 && !owner.is_other(0)) => {
+                if event.joined {
+                    return event.each(0).for_each(|event| self.store(owner, &event, applied));
+                }
                 match self.add_group(owner, number) {
                     Some(group) => group.store(&mut self.masks, event, applied),
                     None => applied.reject(Reason::TooManyGroups),
@@ -362,16 +372,15 @@ impl Index {
         applied.other_groups += event.hashes.len();
     }
 
-    fn remove(&mut self, owner: &mut Rank, event: &Removed, applied: &mut Applied) {
-        let hashes = &event.hashes;
-        let tier = event.place.tier.into();
+    fn remove(&mut self, owner: &mut Rank, event: &RemovedView<'_>, applied: &mut Applied) {
+        let hashes = event.hashes;
         match event.group {
             None if owner.groups.is_empty() => applied.unknown_removed += hashes.len(),
-            None => owner.groups.iter_mut().for_each(|(_, group)| group.remove(&mut self.masks, hashes, tier, applied)),
+            None => owner.groups.iter_mut().for_each(|(_, group)| group.remove(&mut self.masks, event, applied)),
             Some(number) => {
                 let is_other = number != 0 || owner.is_other(number);
                 match owner.group(number) {
-                    Some(group) => group.remove(&mut self.masks, hashes, tier, applied),
+                    Some(group) => group.remove(&mut self.masks, event, applied),
                     None if is_other => applied.other_groups += hashes.len(),
                     None => applied.unknown_removed += hashes.len(),
                 }

@@ -10,6 +10,7 @@ use super::blocks::{Blocks, Copies, all_in, best_tier, copies_in, one_in};
 use super::masks::Masks;
 use super::result::{Applied, Reason};
 use crate::events::Stored;
+use crate::found::{RemovedView, StoredView};
 use crate::hashing::{chain_step, local_hashes, seed_of};
 
 /// How far ahead table places are asked for, and then the blocks that they name.
@@ -83,7 +84,10 @@ impl Residency {
     // Events
 
     /// Count one copy of each block, and learn identities where the tokens allow it.
-    pub fn store(&mut self, masks: &mut Masks, event: &Arc<Stored>, applied: &mut Applied) {
+    pub fn store(&mut self, masks: &mut Masks, event: &StoredView<'_>, applied: &mut Applied) {
+        if event.joined {
+            return self.store_joined(masks, event, applied);
+        }
         if event.misaligned {
             return applied.reject(Reason::Misaligned);
         }
@@ -107,12 +111,31 @@ impl Residency {
         };
         self.bind(masks, event, parent, applied, true);
         if !self.by_parent.is_empty() {
-            self.release(masks, &event.hashes, applied);
+            self.release(masks, event.hashes, applied);
         }
     }
 
-    /// Remove one copy of each block from `tier`; without a copy there it is a no-op, counted.
-    pub fn remove(&mut self, masks: &mut Masks, hashes: &[u64], tier: usize, applied: &mut Applied) {
+    /// Many events of one block each. As one where that is the same: while each finds the parent that the one before it
+    /// left, and nothing waits for any of them.
+    fn store_joined(&mut self, masks: &mut Masks, event: &StoredView<'_>, applied: &mut Applied) {
+        let size = event.tokens_per_block() as u64;
+        let mut done = 0;
+        if self.by_parent.is_empty() && self.block_size.is_none_or(|known| known == size) {
+            let parent = event.parent.map(|engine| self.identified(engine));
+            if parent.is_none_or(|parent| parent.is_some()) {
+                if event.place.connector {
+                    self.connector_copies |= all_in(event.place.tier.into());
+                }
+                self.block_size = Some(size);
+                done = self.bind(masks, event, parent.flatten(), applied, true);
+            }
+        }
+        event.each(done).for_each(|event| self.store(masks, &event, applied));
+    }
+
+    /// Remove one copy of each block from its tier; without a copy there it is a no-op, counted.
+    pub fn remove(&mut self, masks: &mut Masks, event: &RemovedView<'_>, applied: &mut Applied) {
+        let (hashes, tier) = (event.hashes, event.tier);
         for engine in hashes.iter().take(AHEAD) {
             self.blocks.prefetch_name(*engine);
         }
@@ -126,6 +149,9 @@ impl Residency {
             }
             if let Some(own) = hashes.get(at + BLOCKS_AHEAD / 2).and_then(|ahead| self.blocks.guess_own(*ahead)) {
                 masks.presence.prefetch(own);
+            }
+            if event.joined && at > 0 {
+                self.forget(); // as after each of the events
             }
             let Some(block) = self.blocks.get(engine) else {
                 unknown += 1;
@@ -260,9 +286,9 @@ impl Residency {
         Some(Parent { block, own: self.blocks.own(block)?, seed: self.blocks.seed(block) })
     }
 
-    fn store_without_identity(&mut self, masks: &mut Masks, event: &Arc<Stored>, applied: &mut Applied) {
+    fn store_without_identity(&mut self, masks: &mut Masks, event: &StoredView<'_>, applied: &mut Applied) {
         let mut unknown = 0;
-        for &engine in &event.hashes {
+        for &engine in event.hashes {
             let block = self.blocks.get(engine).unwrap_or_else(|| self.blocks.add_nameless(engine));
             unknown += usize::from(self.blocks.own(block).is_none());
             self.add(masks, engine, block, event.place.tier.into());
@@ -272,7 +298,7 @@ impl Residency {
             return;
         }
         applied.held += unknown;
-        self.hold(event.clone());
+        self.hold(Arc::new(event.owned()));
         while self.held > self.bounds.held && !self.waiting.is_empty() {
             applied.dropped += self.drop_oldest();
         }
@@ -336,7 +362,7 @@ impl Residency {
                 let place = number.wrapping_sub(self.first_waiting) as usize;
                 let Some(event) = self.waiting.get_mut(place).and_then(Option::take) else { continue };
                 self.held -= event.hashes.len();
-                self.bind(masks, &event, Some(parent), applied, false);
+                self.bind(masks, &event.view(), Some(parent), applied, false);
                 ready.extend(&event.hashes);
             }
         }
@@ -347,42 +373,48 @@ impl Residency {
     }
 
     /// Give the blocks of `event` their chain hashes, and count a copy of each unless that was done before.
-    fn bind(&mut self, masks: &mut Masks, event: &Stored, parent: Option<Parent>, applied: &mut Applied, count: bool) {
+    /// How many blocks are done: of a joined event the others must be applied one by one.
+    fn bind(
+        &mut self,
+        masks: &mut Masks,
+        event: &StoredView<'_>,
+        parent: Option<Parent>,
+        applied: &mut Applied,
+        count: bool,
+    ) -> usize {
         let seed = match parent {
             Some(parent) => parent.seed,
-            None => seed_of(
-                event.adapter.as_deref().unwrap_or("").as_bytes(),
-                event.salt.as_deref().unwrap_or("").as_bytes(),
-            ),
+            None => seed_of(event.adapter.unwrap_or("").as_bytes(), event.salt.unwrap_or("").as_bytes()),
         };
         let mut chain = std::mem::take(&mut masks.chain);
         chain.clear();
         let mut last = parent.map(|parent| parent.own);
-        local_hashes(&event.tokens, event.tokens_per_block(), seed, &event.mm, event.eagle, |local| {
+        local_hashes(event.tokens, event.tokens_per_block(), seed, event.mm, event.eagle, |local| {
             let own = chain_step(last, local);
             masks.presence.prefetch(own);
             last = Some(own);
             chain.push(own);
         });
         let number = self.blocks.lend_seed(seed);
-        self.bind_each(masks, event, &chain, number, parent, applied, count);
+        let done = self.bind_each(masks, event, &chain, number, parent, applied, count);
         self.blocks.return_seed(number);
         masks.chain = chain;
+        done
     }
 
     #[expect(clippy::too_many_arguments, reason = "the body of bind")]
     fn bind_each(
         &mut self,
         masks: &mut Masks,
-        event: &Stored,
+        event: &StoredView<'_>,
         chain: &[u64],
         seed: u32,
         parent: Option<Parent>,
         applied: &mut Applied,
         count: bool,
-    ) {
+    ) -> usize {
         let tier = usize::from(event.place.tier);
-        let hashes = &event.hashes;
+        let hashes = event.hashes;
         for engine in hashes.iter().take(AHEAD) {
             self.blocks.prefetch_name(*engine);
         }
@@ -393,6 +425,9 @@ impl Residency {
             }
             if let Some(ahead) = hashes.get(at + BLOCKS_AHEAD) {
                 self.blocks.prefetch_block(*ahead);
+            }
+            if event.joined && at > 0 {
+                self.forget(); // as after each of the events
             }
             let known = self.blocks.get(engine);
             if known.is_none() && count && masks.add(own, self.place) {
@@ -419,7 +454,8 @@ impl Residency {
                 Some(block) if self.blocks.own(block) == Some(own) => block,
                 Some(block) if self.blocks.is_resident(block) || self.blocks.children(block) != 0 => {
                     // The engine cannot mean two things by one hash while it holds the block.
-                    return applied.reject(Reason::HashConflict);
+                    applied.reject(Reason::HashConflict);
+                    return at + 1;
                 }
                 _ => {
                     self.ambiguous |= known.is_some();
@@ -435,8 +471,13 @@ impl Residency {
                 applied.stored += 1;
             }
             (before, above) = (Some(engine), self.blocks.get(engine));
+            if event.joined && above.is_none_or(|above| !self.blocks.has_seed(above, seed)) {
+                self.forget();
+                return at + 1; // the next one is of another namespace
+            }
         }
         self.forget();
+        hashes.len()
     }
 
     fn identify(&mut self, masks: &mut Masks, engine: u64, block: u32, own: u64, seed: u32, parent: Option<u64>) {
@@ -450,8 +491,15 @@ impl Residency {
     }
 
     /// Keep the remembered blocks within their bound, the oldest go first.
+    #[inline]
     fn forget(&mut self) {
         for _ in self.bounds.remembered..self.remembered.len() {
+            if let Some(ahead) = self.remembered.get(AHEAD) {
+                self.blocks.prefetch_name(*ahead);
+            }
+            if let Some(ahead) = self.remembered.get(BLOCKS_AHEAD) {
+                self.blocks.prefetch_forget(*ahead);
+            }
             let Some(engine) = self.remembered.pop_front() else { return };
             let Some(block) = self.blocks.get(engine) else { continue };
             if self.blocks.is_resident(block) {

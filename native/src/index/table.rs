@@ -309,6 +309,14 @@ impl EngineTable {
         None
     }
 
+    /// Numbers that stand between the place of `engine` and the next empty one, `most` at most.
+    #[inline]
+    pub fn behind(&self, engine: u64, most: usize, see: impl FnMut(u32)) {
+        let home = place(self.keys.mix(engine), self.slots.len());
+        let cluster = self.slots.iter().skip(home).take(most).take_while(|slot| **slot != 0);
+        cluster.map(|slot| (slot & NUMBER) - 1).for_each(see);
+    }
+
     pub fn is_full(&self) -> bool {
         is_full(self.length, self.slots.len())
     }

@@ -306,10 +306,10 @@ class Replica:
             return
         if self._source(name, 0, now) is None:
             return
-        worker = Worker.new(state, now)
+        worker = Worker.new(state, now, known)
         self.workers[name] = worker
         self._queue.seen(name)
-        if known is not None and known.state.incarnation != state.incarnation:
+        if known is not None and worker.restarted_since(known):
             self.approximate.restarted(name)
         if known is not None and known.state.epoch != state.epoch:
             for known_source in self.sources[name].values():

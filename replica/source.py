@@ -85,12 +85,20 @@ class Source:
 
 @dataclass(slots=True)
 class Worker:
-    """One worker as its bridge described it last. ``models``: every name under which it serves (adapters too)."""
+    """One worker as its bridge described it last. ``models``: every name under which it serves (adapters too).
+    ``process``: the engine's process that a bridge named last; one that has just begun does not know it yet."""
 
     state: WorkerState
     heard_at: float
     models: frozenset[str]
+    process: str
 
     @classmethod
-    def new(cls, state: WorkerState, now: float) -> Worker:
-        return cls(state, now, frozenset({state.profile.model, *state.profile.models}))
+    def new(cls, state: WorkerState, now: float, before: Worker | None = None) -> Worker:
+        """``before``: the same worker, as it was known until now."""
+        process = state.incarnation or (before.process if before is not None else "")
+        return cls(state, now, frozenset({state.profile.model, *state.profile.models}), process)
+
+    def restarted_since(self, before: Worker) -> bool:
+        """Whether its engine is another process."""
+        return before.process not in ("", self.process)

@@ -25,6 +25,7 @@ IDLE = Load()
 class Worker:
     """One engine. ``foreign``: load of each rank that our own grants do not explain, as of the last scrape.
 
+    ``process``: the engine's process that a bridge named last; one that has just begun does not know it yet.
     ``seats``: its ranks as (worker, rank). Like ``name`` and ``placeable`` they follow from ``state``, and are at hand
     because every decision walks over all of them.
     """
@@ -32,12 +33,14 @@ class Worker:
     state: WorkerState
     seen: float
     foreign: dict[int, Load] = field(default_factory=dict)
+    process: str = ""
     name: str = field(init=False)
     placeable: bool = field(init=False)
     seats: tuple[tuple[str, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = self.state.worker
+        self.process = self.state.incarnation or self.process
         self.placeable = self.state.health in PLACEABLE
         self.seats = tuple((self.name, rank) for rank in range(max(self.state.profile.ranks, 1)))
 
@@ -98,7 +101,7 @@ class Fleet:
         if before is None and len(self._workers) >= MAX_WORKERS:
             self.refused += 1
             return False
-        restarted = before is not None and before.state.incarnation != state.incarnation
+        restarted = before is not None and before.process != "" and state.incarnation not in ("", before.process)
         foreign = {load.rank: self._foreign(state, load, ledger.mark(state.worker, load.rank)) for load in state.loads}
         if before is None:
             worker = self._workers[state.worker] = Worker(state, now, foreign)

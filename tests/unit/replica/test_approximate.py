@@ -76,6 +76,17 @@ def test_a_new_engine_is_empty() -> None:
         at.beat(streams=(), profile=PROFILE)
 
 
+def test_a_bridge_that_begins_again_empties_nothing() -> None:
+    """Until it has read the engine's page it cannot name the engine's process: the same one still has what it had."""
+    at = without_events()
+    at.give(placed(0, LONG))
+    at.epoch += 1
+    for process, reach in (("", 10), ("1000", 10), ("", 10), ("2000", 0)):
+        state = at.state(streams=(), profile=PROFILE)
+        at.give(WorkerSeen(msgspec.structs.replace(state, incarnation=process)))
+        assert ask(at, LONG)[0].blocks.reach == reach
+
+
 def test_an_engine_that_drops_its_cache_says_so() -> None:
     """`AllBlocksCleared` empties what was sent as well, where events come at all."""
     at = disagreeing()

@@ -10,6 +10,9 @@ batch, or the process is another one, the rank is read as far back as it goes, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from kvcore import PreparedRanks
 from schemas.base import Count, Message, Sequence
@@ -24,7 +27,7 @@ class RankCheckpoint(Message, frozen=True, kw_only=True, omit_defaults=True):
     incarnation: str
     seq: Sequence
     missing: str | None = None
-    fingerprint: str = ""
+    fingerprint: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")] = ""
 
     @property
     def mark(self) -> RankMark:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.base import from_json, to_json
+import pytest
+
+from schemas.base import BadMessageError, from_json, to_json
 from services.bridge.checkpoint import RankCheckpoint
 from services.bridge.rank import Ask, Forget, Forward, RankFeed, Resume
 from tests.unit.bridge.test_rank import RULES, START, World, world
@@ -117,3 +119,11 @@ def test_a_checkpoint_of_an_engine_that_hides_its_start() -> None:
         assert (after.feed.incarnation == at.feed.incarnation) != restarts
         assert [seq for _, seq in after.forwarded()] == ([0, 1, 2] if restarts else [])
         assert after.feed.state() == ("synced", None)
+
+
+@pytest.mark.parametrize("fingerprint", ["junk", "1" * 17, "-000000000000001", "0x00000000000001"])
+def test_a_fingerprint_that_is_none_is_no_checkpoint(fingerprint: str) -> None:
+    """What is damaged in the store is refused where it is read, not met again in the stream at every start."""
+    kept = RankCheckpoint(rank=0, incarnation=f"{START}.0", seq=4, fingerprint=fingerprint)
+    with pytest.raises(BadMessageError):
+        from_json(to_json(kept), RankCheckpoint)

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from bus import subjects
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.facts import GapCounter, subject_family
-from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints
+from bus.interface import TURN_S, Bus, BusMessage, Endpoint, ServedEndpoints
 from bus.leadership import Leadership
 from bus.log import EventLog
 from bus.rows import RowCollector, RowPublisher
@@ -85,6 +85,8 @@ class AdmissionService:
         self._loop: asyncio.AbstractEventLoop
         self._unsaid: list[Publish | PublishDecision] = []
         self._events: deque[Event] = deque()
+        self._questions: deque[AskIndex] = deque()  # to our own index; as many at most as may be open
+        self._answers_later = False
         self._handling = False
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
@@ -232,24 +234,47 @@ class AdmissionService:
     # Out
 
     def _handle(self, event: Event) -> None:
-        """Take in one event and carry out its effects; events that come of them (our own index answers at once) follow
-        when all are carried out."""
+        """Take in one event and carry out its effects; events that come of them follow when all are carried out."""
         self._events.append(event)
         if self._handling:
             return
         self._handling = True
         try:
-            while self._events:
-                now = time.time()
-                if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
-                    self._core.handle(LeadershipChanged(None), now)
-                event = self._events.popleft()
-                if self._unsaid and not isinstance(event, _OF_ASKS):
-                    self._say()
-                for effect in self._core.handle(event, now):
-                    self._carry_out(effect, now)
+            self._handle_all()
+            if not self._answers_later:
+                self._answer()
+        finally:
+            self._handling = False
+
+    def _handle_all(self) -> None:
+        while self._events:
+            now = time.time()
+            if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
+                self._core.handle(LeadershipChanged(None), now)
+            event = self._events.popleft()
             if self._unsaid and not isinstance(event, _OF_ASKS):
                 self._say()
+            for effect in self._core.handle(event, now):
+                self._carry_out(effect, now)
+            if self._unsaid and not self._events and not isinstance(event, _OF_ASKS):
+                self._say()
+
+    def _answer(self) -> None:
+        """Our own index answers at once; where a whole line may begin, a few in each turn of the loop."""
+        due = self._loop.time() + TURN_S
+        while self._own is not None and self._questions:
+            if self._loop.time() >= due:
+                self._answers_later = True
+                self._loop.call_soon(self._answer_more)
+                return
+            self._events.append(self._own_answer(self._own, self._questions.popleft(), time.time()))
+            self._handle_all()
+
+    def _answer_more(self) -> None:
+        self._answers_later = False
+        self._handling = True
+        try:
+            self._answer()
         finally:
             self._handling = False
 
@@ -265,7 +290,7 @@ class AdmissionService:
                     self._loop.call_soon(self._say)
                 self._unsaid.append(effect)
             case AskIndex() if self._own is not None:
-                self._handle(self._own_answer(self._own, effect, now))
+                self._questions.append(effect)
             case AskIndex():
                 self._tasks.start(f"index-{effect.ticket}", self._ask_index(effect))
             case AskPolicy():

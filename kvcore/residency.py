@@ -21,14 +21,14 @@ Two engine hashes of one identity (namespaces that the engine does not publish) 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 
 from kvcore.events import Stored, Tier
-from kvcore.hashing import chain_of, local_hashes, seed_of
+from kvcore.hashing import SEED, chain_of, local_hashes, seed_of
 
 _FIELD = 0xFFFF
 _BITS = 16
@@ -153,6 +153,19 @@ class Residency:
             self._bind(event, parent, result, count=True)
         if self._by_parent:
             self._release(event.hashes, result)
+
+    def store_given(
+        self, hashes: Sequence[int], chain: Sequence[int], before: int | None, tier: Tier, result: ApplyResult
+    ) -> None:
+        """Count one copy of each block, whose chain hashes are given. ``before``: engine hash of their parent; a parent
+        that is not known is a hole."""
+        parent = None if before is None else self.blocks.get(before)
+        if parent is not None and parent.own is None:
+            parent = None
+        seed = SEED if parent is None else parent.seed
+        self._bind_each(hashes, chain, tier, seed, before, parent, result, count=True)
+        if self._by_parent:
+            self._release(hashes, result)
 
     def remove(self, hashes: tuple[int, ...], tier: int, result: ApplyResult) -> None:
         """Remove one copy of each block from ``tier``; without a copy there it is a no-op, counted."""
@@ -290,7 +303,7 @@ class Residency:
                 dropped += 1
         return dropped
 
-    def _release(self, hashes: tuple[int, ...], result: ApplyResult) -> None:
+    def _release(self, hashes: Sequence[int], result: ApplyResult) -> None:
         """These blocks have an identity now: so have the ones that waited for them."""
         ready = list(hashes)
         while ready and self._by_parent:
@@ -313,13 +326,26 @@ class Residency:
         seed = seed_of(event.adapter, event.salt) if parent is None else parent.seed
         local = local_hashes(event.tokens, event.tokens_per_block, seed=seed, mm=event.mm, eagle=event.eagle)
         chain = chain_of(local, None if parent is None else parent.own)
-        before = event.parent
-        tier, bit, blocks, presence = event.tier, self.bit, self.blocks, self._masks.presence
+        self._bind_each(event.hashes, chain, event.tier, seed, event.parent, parent, result, count=count)
+
+    def _bind_each(
+        self,
+        hashes: Sequence[int],
+        chain: Iterable[int],
+        tier: Tier,
+        seed: int,
+        before: int | None,
+        parent: Block | None,
+        result: ApplyResult,
+        *,
+        count: bool,
+    ) -> None:
+        bit, blocks, presence = self.bit, self.blocks, self._masks.presence
         unit = 1 << (tier * _BITS)
-        for engine, own in zip(event.hashes, chain, strict=True):
+        for engine, own in zip(hashes, chain, strict=True):
             block = blocks.get(engine)
             holders = presence.get(own, 0)
-            if block is None and count and not holders & bit:
+            if block is None and count and not holders & bit and (parent is not None or before is None):
                 # A block that is new to the rank, by far the most common case: `_add` and `_appear` written out,
                 # which halves the cost of a batch.
                 block = blocks[engine] = Block(own, seed, before, unit)

@@ -54,7 +54,7 @@ pub enum EventView<'a> {
 }
 
 /// What `events::Stored` is. `joined`: it stands for one event per block, each the parent of the next.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct StoredView<'a> {
     pub hashes: &'a [u64],
     pub parent: Option<u64>,

@@ -23,6 +23,7 @@ use pyo3::prelude::*;
 import_exception!(kvcore.errors, BadBatchError);
 import_exception!(kvcore.errors, BadDumpError);
 import_exception!(kvcore.errors, BlockSizeError);
+import_exception!(kvcore.errors, HashesError);
 import_exception!(kvcore.errors, TokensError);
 
 #[pymodule]

@@ -5,20 +5,24 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::BadBatchError;
 use crate::arguments::{DETACH_BYTES, with_bytes};
 use crate::batches::Batch;
 use crate::converting::read_batch;
 use crate::events::{self, Event};
-use crate::index::{Applied, Bounds, Index, Limits, Rank, copies_in};
+use crate::index::{Applied, Bounds, Given, Index, Limits, Rank, copies_in};
 use crate::results::{ApplyResult, IndexStats, Matches};
 use crate::steps::{DiscardSteps, DumpSteps, PrepareSteps, PreparedRanks};
+use crate::{BadBatchError, HashesError};
 
 /// Batches with so many blocks are applied with the GIL released.
 const DETACH_BLOCKS: usize = 1024;
+/// Chains up to so many bytes are matched without releasing the GIL while nobody writes: that takes microseconds, getting
+/// the GIL back from a busy Python thread takes its switch interval, milliseconds.
+const KEEP_BYTES: usize = 4096 * 8;
 
 /// The index, which its iterators share.
 pub struct Shared(RwLock<Index>);
@@ -39,6 +43,13 @@ pub struct PrefixIndex {
     shared: Arc<Shared>,
     #[pyo3(get)]
     limits: Py<PyAny>,
+}
+
+fn u64s(py: Python<'_>, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    with_bytes(py, hashes, usize::MAX, |bytes| match bytes.as_chunks() {
+        (hashes, []) => Ok(hashes.iter().map(|hash| u64::from_le_bytes(*hash)).collect()),
+        _ => Err(HashesError::new_err(format!("{} bytes are not whole u64 hashes", bytes.len()))),
+    })?
 }
 
 fn bound(limits: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
@@ -105,6 +116,37 @@ impl PrefixIndex {
         applied.map(ApplyResult).map_err(BadBatchError::new_err)
     }
 
+    /// Apply a run of blocks by their hashes alone: engine hashes and chain hashes, u64 little-endian.
+    #[pyo3(signature = (worker, rank, hashes, chain, parent=None, tier=0))]
+    #[expect(clippy::too_many_arguments, reason = "the signature of the twin")]
+    fn apply_hashes(
+        &self,
+        py: Python<'_>,
+        worker: &str,
+        rank: i64,
+        hashes: &Bound<'_, PyAny>,
+        chain: &Bound<'_, PyAny>,
+        parent: Option<u64>,
+        tier: i64,
+    ) -> PyResult<ApplyResult> {
+        let Some(tier) = u8::try_from(tier).ok().filter(|tier| *tier < 4) else {
+            return Err(PyValueError::new_err(format!("{tier} is not a valid Tier")));
+        };
+        let (hashes, chain) = (u64s(py, hashes)?, u64s(py, chain)?);
+        let (engines, owns) = (hashes.len(), chain.len());
+        if engines != owns {
+            return Err(HashesError::new_err(format!("{engines} engine hashes, but {owns} chain hashes")));
+        }
+        let given = Given { hashes: &hashes, chain: &chain, parent, tier };
+        let mut applied = Applied::default();
+        if engines < DETACH_BLOCKS {
+            self.shared.write().apply_given(worker, rank, &given, &mut applied);
+        } else {
+            py.detach(|| self.shared.write().apply_given(worker, rank, &given, &mut applied));
+        }
+        Ok(ApplyResult(applied))
+    }
+
     /// Forget every block of the rank, in all tiers and groups. The rank stays.
     fn clear_rank(&self, py: Python<'_>, worker: &str, rank: i64) {
         py.detach(|| self.shared.write().clear_rank(worker, rank));
@@ -118,6 +160,12 @@ impl PrefixIndex {
     /// Every rank that holds a prefix of `chain` (u64 little-endian), in no particular order.
     #[pyo3(name = "match")]
     fn find(&self, py: Python<'_>, chain: &Bound<'_, PyAny>) -> PyResult<Matches> {
+        if let Ok(chain) = chain.cast::<PyBytes>()
+            && chain.as_bytes().len() <= KEEP_BYTES
+            && let Ok(index) = self.shared.0.try_read()
+        {
+            return Ok(Matches::new(index.owners.clone(), index.matches(chain.as_bytes())));
+        }
         with_bytes(py, chain, 0, |chain| {
             let index = self.shared.read();
             Matches::new(index.owners.clone(), index.matches(chain))

@@ -43,7 +43,7 @@ impl Residency {
         if let Some(engine) = self.blocks.parent(block) {
             let parent = self.blocks.get(engine).unwrap_or_else(|| {
                 // Forgotten; its place is kept, so that its children are counted.
-                self.remembered.push_back(engine);
+                self.remember(engine);
                 self.blocks.add_nameless(engine)
             });
             self.blocks.add_children(parent, 1);

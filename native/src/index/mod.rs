@@ -16,5 +16,5 @@ mod waiting;
 pub use blocks::{Blocks, copies_in};
 pub use matching::Match;
 pub use ranks::{Index, Limits, Rank, RankKey, Stats};
-pub use residency::{Bounds, unmark};
+pub use residency::{Bounds, Given, unmark};
 pub use result::Applied;

@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 
 use super::masks::{MAX_PLACES, Masks};
-use super::residency::{Bounds, Residency};
+use super::residency::{Bounds, Given, Residency};
 use super::result::{Applied, Reason};
 use super::table::MAX_NUMBERS;
 use crate::events::is_main_kind;
@@ -165,21 +165,49 @@ impl Index {
         events: &mut dyn Iterator<Item = EventView<'_>>,
         applied: &mut Applied,
     ) {
-        let number = self.number_or_new(worker, rank);
-        let mut owner = self.take(number);
-        owner.version += 1;
-        for event in events {
-            match event {
-                EventView::Stored(stored) => self.store(&mut owner, &stored, applied),
-                EventView::Removed(removed) => self.remove(&mut owner, &removed, applied),
-                EventView::Cleared => {
-                    applied.cleared += 1;
-                    for (_, group) in &mut owner.groups {
-                        group.clear_pool(&mut self.masks);
+        self.change(worker, rank, applied, |index, owner, applied| {
+            for event in events {
+                match event {
+                    EventView::Stored(stored) => index.store(owner, &stored, applied),
+                    EventView::Removed(removed) => index.remove(owner, &removed, applied),
+                    EventView::Cleared => {
+                        applied.cleared += 1;
+                        for (_, group) in &mut owner.groups {
+                            group.clear_pool(&mut index.masks);
+                        }
                     }
                 }
             }
-        }
+        });
+    }
+
+    /// Apply a stored event of no group, whose chain hashes are given.
+    pub fn apply_given(&mut self, worker: &str, rank: i64, given: &Given<'_>, applied: &mut Applied) {
+        self.change(worker, rank, applied, |index, owner, applied| {
+            if owner.groups.is_empty() {
+                if owner.is_other(0) {
+                    applied.other_groups += given.hashes.len();
+                } else if index.add_group(owner, 0).is_none() {
+                    applied.reject(Reason::TooManyGroups);
+                }
+            }
+            for (_, group) in &mut owner.groups {
+                group.store_given(&mut index.masks, given, applied);
+            }
+        });
+    }
+
+    fn change(
+        &mut self,
+        worker: &str,
+        rank: i64,
+        applied: &mut Applied,
+        change: impl FnOnce(&mut Self, &mut Rank, &mut Applied),
+    ) {
+        let number = self.number_or_new(worker, rank);
+        let mut owner = self.take(number);
+        owner.version += 1;
+        change(self, &mut owner, applied);
         for (_, group) in &mut owner.groups {
             group.shrink();
         }
@@ -279,7 +307,7 @@ impl Index {
     /// Bytes that the blocks, tables and sets take.
     pub fn bytes(&self) -> usize {
         let groups = self.ranks.iter().flat_map(|owner| &owner.groups);
-        self.masks.bytes() + groups.map(|(_, group)| group.blocks.bytes() + size_of::<Residency>()).sum::<usize>()
+        self.masks.bytes() + groups.map(|(_, group)| group.bytes()).sum::<usize>()
     }
 
     // Ranks set aside

@@ -11,7 +11,8 @@ use super::masks::Masks;
 use super::result::{Applied, Reason};
 use crate::events::Stored;
 use crate::found::{RemovedView, StoredView};
-use crate::hashing::{chain_step, local_hashes, seed_of};
+use crate::hashing::{SEED, chain_step, local_hashes, seed_of};
+use crate::media::Place;
 
 /// How far ahead table places are asked for, and then the blocks that they name.
 const AHEAD: usize = 12;
@@ -33,6 +34,14 @@ pub struct Parent {
     block: u32,
     own: u64,
     seed: u64,
+}
+
+/// A run of blocks whose chain hashes are given.
+pub struct Given<'a> {
+    pub hashes: &'a [u64],
+    pub chain: &'a [u64],
+    pub parent: Option<u64>,
+    pub tier: u8,
 }
 
 /// One group of one rank.
@@ -115,6 +124,26 @@ impl Residency {
         }
     }
 
+    /// Count one copy of each block, whose chain hashes are given. A parent that is not known is a hole.
+    pub fn store_given(&mut self, masks: &mut Masks, given: &Given<'_>, applied: &mut Applied) {
+        let parent = given.parent.and_then(|engine| self.identified(engine));
+        for own in given.chain.iter().take(AHEAD) {
+            masks.presence.prefetch(*own);
+        }
+        let event = StoredView {
+            hashes: given.hashes,
+            parent: given.parent,
+            place: Place { tier: given.tier, ..Place::default() },
+            ..StoredView::default()
+        };
+        let seed = self.blocks.lend_seed(parent.map_or(SEED, |parent| parent.seed));
+        self.bind_each(masks, &event, given.chain, seed, parent, applied, true);
+        self.blocks.return_seed(seed);
+        if !self.by_parent.is_empty() {
+            self.release(masks, given.hashes, applied);
+        }
+    }
+
     /// Many events of one block each. As one where that is the same: while each finds the parent that the one before it
     /// left, and nothing waits for any of them.
     fn store_joined(&mut self, masks: &mut Masks, event: &StoredView<'_>, applied: &mut Applied) {
@@ -167,7 +196,7 @@ impl Residency {
                 if let Some(own) = self.blocks.own(block) {
                     self.vanish(masks, block, own, tier);
                 }
-                self.remembered.push_back(engine);
+                self.remember(engine);
             }
         }
         applied.unknown_removed += unknown;
@@ -192,7 +221,7 @@ impl Residency {
                 if self.blocks.own(block).is_none() && self.blocks.children(block) == 0 {
                     self.blocks.forget(engine);
                 } else if !self.blocks.is_resident(block) {
-                    self.remembered.push_back(engine);
+                    self.remember(engine);
                 }
             }
         }
@@ -262,7 +291,7 @@ impl Residency {
             return; // named by another engine hash before
         }
         if copies == 0 {
-            self.remembered.push_back(engine);
+            self.remember(engine);
         } else {
             self.set(masks, engine, block, copies);
         }
@@ -391,7 +420,9 @@ impl Residency {
         let mut last = parent.map(|parent| parent.own);
         local_hashes(event.tokens, event.tokens_per_block(), seed, event.mm, event.eagle, |local| {
             let own = chain_step(last, local);
-            masks.presence.prefetch(own);
+            if chain.len() < AHEAD {
+                masks.presence.prefetch(own);
+            }
             last = Some(own);
             chain.push(own);
         });
@@ -426,11 +457,15 @@ impl Residency {
             if let Some(ahead) = hashes.get(at + BLOCKS_AHEAD) {
                 self.blocks.prefetch_block(*ahead);
             }
+            if let Some(ahead) = chain.get(at + AHEAD) {
+                masks.presence.prefetch(*ahead);
+            }
             if event.joined && at > 0 {
                 self.forget(); // as after each of the events
             }
             let known = self.blocks.get(engine);
-            if known.is_none() && count && masks.add(own, self.place) {
+            let is_attached = above.is_some() || before.is_none();
+            if known.is_none() && count && is_attached && masks.add(own, self.place) {
                 // A block that is new to the rank, by far the most common case.
                 let block = self.blocks.add(engine, own, seed, before, Some(tier));
                 self.present += 1;
@@ -461,7 +496,7 @@ impl Residency {
                     self.ambiguous |= known.is_some();
                     self.blocks.forget(engine);
                     if !count {
-                        self.remembered.push_back(engine);
+                        self.remember(engine);
                     }
                     self.blocks.add(engine, own, seed, before, None)
                 }
@@ -490,6 +525,21 @@ impl Residency {
         }
     }
 
+    /// Whether its block is still needed is decided by `forget`.
+    #[inline]
+    pub(super) fn remember(&mut self, engine: u64) {
+        if self.remembered.len() == self.remembered.capacity() {
+            // Not doubled: most groups always remember as many as they may.
+            self.remembered.reserve_exact(16.max(self.remembered.len() / 8));
+        }
+        self.remembered.push_back(engine);
+    }
+
+    /// Bytes that blocks and lists take.
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>() + self.blocks.bytes() + self.remembered.capacity() * size_of::<u64>()
+    }
+
     /// Keep the remembered blocks within their bound, the oldest go first.
     #[inline]
     fn forget(&mut self) {
@@ -508,7 +558,7 @@ impl Residency {
             if self.blocks.children(block) == 0 {
                 self.blocks.forget(engine);
             } else {
-                self.remembered.push_back(engine);
+                self.remember(engine);
             }
         }
     }

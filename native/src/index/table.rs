@@ -1,13 +1,15 @@
 //! The two hash tables of the index: chain hash to mask, shared by all, and engine hash to block, one per group.
 //!
 //! Both are open addressing with linear probing and backward-shift deletion, at most three quarters full, and grow by
-//! half. Keys are folded with secrets of the index, so that nobody can choose keys that collide.
+//! half, by a quarter when they are large. Keys are folded with secrets of the index, so that nobody can choose keys that collide.
 
 use std::hash::{BuildHasher, RandomState};
 
 const SHARDS: usize = 64;
 const SHARD_BITS: u32 = SHARDS.trailing_zeros();
 const SMALLEST: usize = 16;
+/// From here on tables grow by a quarter, not by half: memory weighs more than the time to fill them.
+const LARGE: usize = 4096;
 
 /// How the keys of one index are mixed.
 #[derive(Clone, Copy)]
@@ -53,7 +55,8 @@ fn is_full(length: usize, capacity: usize) -> bool {
 }
 
 fn larger(capacity: usize) -> usize {
-    SMALLEST.max(capacity + capacity / 2)
+    let more = if capacity < LARGE { capacity / 2 } else { capacity / 4 };
+    SMALLEST.max(capacity + more)
 }
 
 /// Capacity for `length` entries with room to grow.

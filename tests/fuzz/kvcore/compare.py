@@ -112,6 +112,11 @@ class Pair:
         same("what a batch did", *(read_result(result) for result in results))
         return results[0]
 
+    def apply_hashes(self, worker: str, rank: int, *given: Any) -> None:
+        """Both apply a run of blocks by their hashes; what it did, alike in both."""
+        results = [outcome(partial(index.apply_hashes, worker, rank, *given)) for index in self.both]
+        same("what given hashes did", *(read_result(result) for result in results))
+
     @property
     def both(self) -> tuple[PrefixIndex, PrefixIndex]:
         return self.python, self.native

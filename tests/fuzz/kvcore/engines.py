@@ -121,6 +121,25 @@ class Engine:
             self.names[key] = fresh
         return self.names[key]
 
+    def given(self) -> tuple[bytes, bytes, int | None, int]:
+        """Some blocks by their hashes alone: engine hashes, chain hashes (seldom too few), hash of the parent, tier."""
+        rng = self.rng
+        path = rng.choice(self.forest.nodes).path[-rng.choice((1, 1, 2, 8)) :]
+        variant = self._variant()
+        hashes = [self.name(each, variant) for each in path]
+        owns = [each.own for each in path]
+        above = path[0].parent
+        parent = None if above is None else self.name(above, self._variant())
+        tier = rng.choice((0, 0, 0, 1, 2, 3))
+        self.stores.append((hashes, ("GPU", "CPU", "DISK", "EXTERNAL")[tier], None))
+        chain = hashing.pack_chain(owns)
+        return (
+            hashing.pack_chain(hashes),
+            chain[: -rng.choice((1, 8))] if rng.randrange(30) == 0 else chain,
+            parent,
+            tier,
+        )
+
     def _variant(self) -> int:
         return int(self.hidden and self.rng.randrange(10) == 0)
 

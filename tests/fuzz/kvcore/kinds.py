@@ -83,6 +83,7 @@ def history(rng: Random, twin: Twin) -> None:
         # Which of many blocks that leave at once are remembered is each twin's own affair.
         engine.clears = limits.max_remembered > 3
     reloads = limits == IndexLimits()
+    damaged = False
     for step in range(rng.choice((10, 30, 80))):
         engine = rng.choice(engines)
         what = rng.randrange(40)
@@ -96,8 +97,11 @@ def history(rng: Random, twin: Twin) -> None:
             pair = reloaded(rng, pair, limits)
         elif what == 3 and reloads:
             prepared_aside(rng, pair, engines)
+        elif what == 5 and tidy and not damaged:  # what is given is believed, so it must be right
+            pair.apply_hashes(engine.worker, engine.rank, *engine.given())
         else:
             payload = engine.payload()
+            damaged = damaged or what == 4
             pair.apply(engine.worker, engine.rank, damaged_bytes(rng, payload) if what == 4 else payload)
         if step % 4 == 0:
             pair.check_match(forest.questions(rng, 4))

@@ -2,7 +2,8 @@
 
 Learned from what is said of every turn that was placed (`schemas.placed.Placed`: whose it was, its chain, the rank that
 got it), so that every indexer knows every session. Kept for the most recently seen sessions, within a bound of sessions
-and of chain bytes; the oldest go first. A session whose prompts had no chain has no frontier.
+and of the bytes of their chains and names (a name is the client's, and may be long); the oldest go first. A session
+whose prompts had no chain has no frontier.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ class KnownSession:
         return len(self.chain) // HASH_BYTES
 
     @property
+    def size(self) -> int:
+        """Bytes of its chain, characters of its names."""
+        names = (self.session, self.parent)
+        named = sum(len(key.tenant) + len(key.root) + len(key.agent) for key in names if key is not None)
+        return len(self.chain) + named + len(self.model) + len(self.worker or "")
+
+    @property
     def frontier(self) -> str | None:
         """Hex of the last block's chain hash."""
         if not self.chain:
@@ -48,11 +56,11 @@ class KnownSession:
 class SessionTable:
     """Bounded map of sessions, least recently seen first out. ``evicted`` counts what the bounds cost."""
 
-    def __init__(self, max_sessions: int, max_chain_bytes: int) -> None:
+    def __init__(self, max_sessions: int, max_bytes: int) -> None:
         self._max_sessions = max_sessions
-        self._max_chain_bytes = max_chain_bytes
+        self._max_bytes = max_bytes
         self._sessions: OrderedDict[SessionKey, KnownSession] = OrderedDict()
-        self.chain_bytes = 0
+        self.bytes = 0
         self.evicted = 0
 
     def __len__(self) -> int:
@@ -63,12 +71,13 @@ class SessionTable:
         if fact.session is None:
             return
         known = self._seen(fact.session)
+        self.bytes -= known.size
         known.parent = fact.parent or known.parent
         known.worker, known.rank = fact.worker, fact.rank
         if fact.chain and len(fact.chain) % HASH_BYTES == 0:
             known.model, known.block_size, known.unit = fact.model, fact.block_size, fact.unit
-            self.chain_bytes += len(fact.chain) - len(known.chain)
             known.chain = fact.chain
+        self.bytes += known.size
         self._evict()
 
     def get(self, session: SessionKey) -> KnownSession | None:
@@ -89,14 +98,13 @@ class SessionTable:
         known = self._sessions.get(session)
         if known is None:
             known = self._sessions[session] = KnownSession(session)
+            self.bytes += known.size
         else:
             self._sessions.move_to_end(session)
         return known
 
     def _evict(self) -> None:
-        while len(self._sessions) > self._max_sessions or (
-            self.chain_bytes > self._max_chain_bytes and len(self._sessions) > 1
-        ):
+        while len(self._sessions) > self._max_sessions or (self.bytes > self._max_bytes and len(self._sessions) > 1):
             _, gone = self._sessions.popitem(last=False)
-            self.chain_bytes -= len(gone.chain)
+            self.bytes -= gone.size
             self.evicted += 1

@@ -8,6 +8,8 @@ from schemas.session import SessionKey
 from services.indexer.sessions import SessionTable
 
 A, B, C = (SessionKey(family="dynamo", root=name) for name in "abc")
+NAMED = len("default" + "a" + "m" + "w")
+"""What a session weighs besides its chain."""
 
 
 def chain(*hashes: int) -> bytes:
@@ -51,14 +53,14 @@ def test_frontier_is_the_last_block_placed() -> None:
     place(table, A, b"123")
     known = table.get(A)
     assert known is not None
-    assert (known.frontier, known.depth, known.unit, table.chain_bytes) == ("ffffffffffffffff", 3, "text", 24)
+    assert (known.frontier, known.depth, known.unit, table.bytes) == ("ffffffffffffffff", 3, "text", NAMED + 24)
 
 
 def test_side_requests_are_nobodys() -> None:
     """What does not move a session names none, and leaves no trace."""
     table = SessionTable(10, 1000)
     place(table, None, chain(1))
-    assert (len(table), table.chain_bytes) == (0, 0)
+    assert (len(table), table.bytes) == (0, 0)
 
 
 def test_worker_and_parent() -> None:
@@ -93,9 +95,22 @@ def test_bounds_drop_the_least_recently_seen() -> None:
     place(table, A, chain(1, 3))
     place(table, C, chain(4))
     assert table.get(B) is None
-    assert (len(table), table.evicted, table.chain_bytes) == (2, 1, 24)
-    small = SessionTable(10, 16)
+    assert (len(table), table.evicted, table.bytes) == (2, 1, 2 * NAMED + 24)
+    small = SessionTable(10, 2 * NAMED + 16)
     place(small, A, chain(1))
     place(small, B, chain(1, 2))
     assert small.get(A) is None
-    assert small.chain_bytes == 16
+    assert small.bytes == NAMED + 16
+
+
+def test_long_names_count() -> None:
+    """Ids are the client's, and a header may have thousands of characters: they are in the bound, a parent's too."""
+    table = SessionTable(1000, 100_000)
+    for number in range(100):
+        place(table, SessionKey(root=f"{number:05}" * 2_000), parent=SessionKey(root=f"{number:05}" * 2_000))
+    assert len(table) == 4
+    assert table.bytes <= 100_000
+    for number in range(20):
+        place(table, SessionKey(root=str(number)), parent=A if number % 2 else None)
+        place(table, SessionKey(root=str(number)), chain(*range(number)), worker="another")
+    assert table.bytes == sum(known.size for known in table._sessions.values())

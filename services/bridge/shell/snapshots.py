@@ -124,6 +124,9 @@ class SnapshotDesk:
     async def _answer(self) -> SnapshotReply:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
+        if not self._marks():
+            # Nobody knows yet whose index it is. The checkpoint of the bridge before may still be needed.
+            return SnapshotReply(worker=self._worker, error="engine_unknown")
         if self._last is not None and self._kept == self._marks() and began_at - self._written_at < REUSE_S:
             return self._last
         self._tried_at = began_at

@@ -66,6 +66,25 @@ async def test_bridge_and_indexer_come_back_with_more_than_the_engine_remembers(
     assert stream.numbers()[-2:] == [(FIRST, 6), (FIRST, 7)]
 
 
+async def test_a_question_before_the_engine_is_known_leaves_the_checkpoint_alone(url: str, bus: Bus) -> None:
+    """An indexer that asks again and again finds a bridge that has just begun, and cannot say yet whose index it has:
+    it gets a reason, and what the bridge before left behind stays."""
+    stream = await Stream.of(bus)
+    objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+    async with ScriptedEngine(block_size=4) as engine:
+        async with running_bridge(engine, url):
+            for number in range(3):
+                await engine.publish(block(number))
+            await stream.until_numbers(3)
+            await snapshot(bus)
+        kept = await objects.get(POINTER)
+        async with running_bridge(engine, url, engine_url="http://127.0.0.1:1"):
+            question = to_json(SnapshotRequest(indexer="test"))
+            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
+            assert from_json(answer.payload, SnapshotReply).error == "engine_unknown"
+        assert await objects.get(POINTER) == kept
+
+
 async def test_checkpoint_that_cannot_be_used(url: str, bus: Bus) -> None:
     """Damaged, of another engine process, or too old for the replay buffer: the engine is read as far back as it goes,
     and what is missing is said."""

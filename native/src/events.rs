@@ -481,7 +481,10 @@ fn read_extra_keys<'a>(reader: &mut Reader<'a>) -> Read<Option<Reader<'a>>> {
     let start = *reader;
     match reader.head()? {
         Head::Nil => return Ok(None),
-        Head::Array(count) => (0..count).try_for_each(|_| reader.check())?,
+        Head::Array(count) => {
+            let nils = reader.nils(count);
+            (nils..count).try_for_each(|_| reader.check())?;
+        }
         _ => return Err(Unreadable),
     }
     Ok(Some(start))

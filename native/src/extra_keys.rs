@@ -23,7 +23,7 @@ impl<'a> ExtraKeys<'a> {
     /// `adapter` and whether the event's first block is a root decide what an untagged key is.
     pub fn read(mut reader: Reader<'a>, adapter: &str, at_root: bool) -> Read<Self> {
         let mut keys = Self { entries: reader.array()?, ..Self::default() };
-        for position in 0..keys.entries {
+        for position in reader.nils(keys.entries)..keys.entries {
             let mut values = Vec::new();
             let may_be_salt = at_root && position == 0;
             let mut inside = reader;

@@ -173,6 +173,14 @@ impl<'a> Reader<'a> {
         read
     }
 
+    /// Pass over the nils that come next, `most` at most; how many there were.
+    #[inline]
+    pub fn nils(&mut self, most: usize) -> usize {
+        let nils = self.data[self.at..].iter().take(most).take_while(|byte| **byte == 0xc0).count();
+        self.at += nils;
+        nils
+    }
+
     /// The next value if it is an unsigned integer of eight bytes, as block hashes are.
     #[inline]
     pub fn full_uint(&mut self) -> Option<u64> {

@@ -357,30 +357,38 @@ class Replica:
 
     # Requests
 
+    def _over(self, request_id: str) -> Expected | None:
+        """The request is not on its way any more to where it was placed. Returns what was expected of it there."""
+        expected = self.expectations.over(request_id)
+        if expected is not None:
+            source = self.sources.get(expected.worker, {}).get(expected.rank)
+            if source is not None:
+                source.parity.over(request_id)
+        return expected
+
     def _placed(self, fact: Placed, now: float) -> None:
+        self._over(fact.request_id)
         source = self.sources.get(fact.worker, {}).get(fact.rank)
         worker = self.workers.get(fact.worker)
         if source is None or worker is None:
-            self.expectations.placed(fact.request_id, None)
             return
         self.approximate.placed(fact, source, worker.state.profile, now)
         expected = None
         if fact.unit == "tokens" and source.measured:
             common = source.parity.placed(fact.request_id, fact.chain)
-            if fact.indexed is not None:
-                most = max(fact.indexed, common)
-                expected = Expected(fact.worker, fact.rank, fact.indexed, most, fact.block_size)
-        self.expectations.placed(fact.request_id, expected)
+            blocks, judged = fact.indexed or 0, fact.indexed is not None
+            expected = Expected(fact.worker, fact.rank, blocks, max(blocks, common), fact.block_size, judged)
+        if expected is not None:
+            self.expectations.placed(fact.request_id, expected)
 
     def _ended(self, end: RequestEnd, effects: list[ReplicaEffect]) -> None:
-        expected = self.expectations.ended(end.request_id, end.worker or "", end.rank or 0)
+        expected = self._over(end.request_id)
         if end.worker is None or end.rank is None:
             return
         source = self.sources.get(end.worker, {}).get(end.rank)
         worker = self.workers.get(end.worker)
         if source is None or worker is None:
             return
-        source.parity.over(end.request_id)
         if end.outcome != "completed":
             return
         reported, size = end.usage.cached_tokens, worker.state.profile.block_size or 0
@@ -391,7 +399,8 @@ class Replica:
             return
         before, input_tokens = source.parity.problem, end.usage.input_tokens or 0
         predicted = None
-        if expected is not None and source.measured and reported is not None and input_tokens:
+        here = expected is not None and expected.judged and (expected.worker, expected.rank) == (end.worker, end.rank)
+        if expected is not None and here and source.measured and reported is not None and input_tokens:
             predicted = expected.cached_tokens(input_tokens, reported)
         source.parity.ended(input_tokens, size, predicted, reported)
         after = source.parity.problem

@@ -60,13 +60,14 @@ class ParityRules:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """A request on its way: where it went, the ``blocks`` of ``block_size`` tokens that the index saw there, and how
-    many there may be once those before it are computed (``most``)."""
+    many there may be once those before it are computed (``most``). ``judged``: whether the index was asked at all."""
 
     worker: str
     rank: int
     blocks: int
     most: int
     block_size: int
+    judged: bool = True
 
     def cached_tokens(self, input_tokens: int, reported: int) -> int:
         """What the engine should report as cached: of all that would be right, what is next to ``reported``. The last
@@ -86,18 +87,15 @@ class Expectations:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def placed(self, request_id: str, expected: Expected | None) -> None:
-        """The request was placed (again); ``None``: it is not to be judged."""
-        self._requests.pop(request_id, None)
-        if expected is not None:
-            self._requests[request_id] = expected
-            if len(self._requests) > self._most:
-                self._requests.popitem(last=False)
+    def placed(self, request_id: str, expected: Expected) -> None:
+        """The request was placed."""
+        self._requests[request_id] = expected
+        if len(self._requests) > self._most:
+            self._requests.popitem(last=False)
 
-    def ended(self, request_id: str, worker: str, rank: int) -> Expected | None:
-        """What was expected of a request that ended here, if anything."""
-        expected = self._requests.pop(request_id, None)
-        return expected if expected is not None and (expected.worker, expected.rank) == (worker, rank) else None
+    def over(self, request_id: str) -> Expected | None:
+        """What was expected of a request that has ended, wherever that was, or is placed anew."""
+        return self._requests.pop(request_id, None)
 
 
 @dataclass(slots=True)

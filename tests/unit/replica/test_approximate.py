@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.hashing import chain_hashes, pack_tokens
-from replica.events import PromptPlaced, WorkerSeen
+from replica.events import PromptPlaced, RequestEnded, WorkerSeen
 from schemas.index import MatchRequest, WorkerMatch
 from schemas.request import Usage
 from schemas.worker import RankStream, WorkerProfile
@@ -220,6 +221,22 @@ def test_a_retry_is_judged_where_it_ended() -> None:
     assert len(at.core.expectations) == 1
     at.give(ended(1, Usage(input_tokens=41, cached_tokens=0)))
     assert len(at.core.expectations) == 0
+
+
+@pytest.mark.parametrize("how", ["retried", "refused", "without the index"])
+def test_what_never_ran_here_excuses_nothing(how: str) -> None:
+    """A request that was placed anew elsewhere, or ended before it was sent, is not on its way here any more: nobody
+    can have found its blocks."""
+    at = disagreeing()
+    source = at.core.sources["w"][0]
+    at.give(placed(1, LONG, indexed=None if how == "without the index" else 0))
+    assert len(source.parity.on_their_way) == 1
+    if how == "retried":
+        at.give(placed(1, LONG, indexed=0, worker="elsewhere"))
+    else:
+        end = ended(1, Usage())
+        at.give(RequestEnded(msgspec.structs.replace(end.end, outcome="client_disconnect", worker=None, rank=None)))
+    assert (len(source.parity.on_their_way), len(at.core.expectations)) == (0, 0)
 
 
 def test_text_is_known_by_what_was_sent_alone() -> None:

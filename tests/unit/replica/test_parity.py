@@ -127,12 +127,12 @@ def test_requests_on_their_way() -> None:
 
 
 def test_expectations_are_bounded() -> None:
-    """The oldest are forgotten, and then not judged; an end elsewhere is none."""
+    """The oldest are forgotten, and then not judged."""
     expectations = Expectations(most=2)
     for name in "abc":
         expectations.placed(name, Expected("w", 0, 1, 1, 16))
     assert len(expectations) == 2
-    assert expectations.ended("a", "w", 0) is None
-    assert expectations.ended("b", "w", 1) is None
-    assert expectations.ended("c", "w", 0) is not None
+    assert expectations.over("a") is None
+    assert expectations.over("b") is not None
+    assert expectations.over("c") is not None
     assert len(expectations) == 0

@@ -194,7 +194,8 @@ class BridgeCore:
             return  # whose index it is can only be told once it is there
         for feed in self.feeds.values():
             self._carry_out(feed, feed.identified(started_ms, event.asked_at, now), now, effects)
-        if self._restorable is not None and self.feeds and all(feed.base for feed in self.feeds.values()):
+        known = self._sources is not None and all(feed.base for feed in self.feeds.values())
+        if self._restorable is not None and known:
             effects.append(Discard(self._restorable.prepared))
             self._restorable = None
 

@@ -10,10 +10,12 @@ from kvcore.dump import at_once
 from schemas.base import from_json
 from schemas.kv import KvHeaders, RankMark
 from schemas.worker import WorkerState
+from services.bridge.checkpoint import Restorable
 from services.bridge.config import BridgeSettings
 from services.bridge.core import HEADERS_ROOM, BridgeCore
 from services.bridge.effects import (
     BridgeEffect,
+    Discard,
     Discover,
     FetchReplay,
     Publish,
@@ -25,6 +27,7 @@ from services.bridge.endpoints import RankSource
 from services.bridge.engine import Sight
 from services.bridge.events import (
     Beat,
+    CheckpointRead,
     EngineBatch,
     EngineConnected,
     EngineDisconnected,
@@ -60,6 +63,19 @@ def ready_core(max_payload: int = 1_000_000) -> BridgeCore:
     (fetch,) = [effect for effect in effects if isinstance(effect, FetchReplay)]
     core.handle(ReplayAnswered(0, fetch.ticket, ()), 1.3)
     return core
+
+
+@pytest.mark.parametrize("sources", [(SOURCE,), ()])
+def test_what_is_left_of_a_checkpoint_is_given_back(sources: tuple[RankSource, ...]) -> None:
+    """Once every rank's process is known; an engine that publishes no events any more has no rank that needs it."""
+    core = new_core()
+    prepared = at_once(core.own.index.prepare(core.own.index.dump(), set()))
+    core.handle(CheckpointRead(Restorable({}, prepared)), 1.0)
+    core.handle(Scraped(1.0, METRICS, SIGHT), 1.0)
+    effects = core.handle(SourcesFound(sources), 1.1)
+    effects += core.handle(Scraped(1.2, METRICS, SIGHT), 1.2)
+    effects += core.handle(Scraped(1.3, METRICS, SIGHT), 1.3)
+    assert [effect.prepared for effect in effects if isinstance(effect, Discard)] == [prepared]
 
 
 def states(effects: list[BridgeEffect]) -> list[WorkerState]:

@@ -169,7 +169,10 @@ def check_tokenizer(model: str, answers: bool, problem: str) -> Check:
     name = f"tokenizer {model}"
     if answers:
         return Check(name=name, verdict="ok", found="the engine's /tokenize answers")
-    fix = "harmless where the front door has a local one ([ingress] tokenizers); else requests go by session and load"
+    fix = (
+        "harmless where the front door has a local one ([ingress] tokenizers); else requests are placed by blocks of "
+        "their text (`approximate`)"
+    )
     return Check(name=name, verdict="warning", found=problem, fix=fix)
 
 

@@ -141,7 +141,7 @@ class ServedEndpoints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BusStats:
-    """Counters of one connection since it was opened."""
+    """Counters of one connection, and of those that it made (`Bus.another`), since it was opened."""
 
     published: int
     delivered: int
@@ -150,12 +150,26 @@ class BusStats:
     reconnects: int
     handler_failed: int
 
+    def __add__(self, other: BusStats) -> BusStats:
+        return BusStats(
+            published=self.published + other.published,
+            delivered=self.delivered + other.delivered,
+            dropped_slow_consumer=self.dropped_slow_consumer + other.dropped_slow_consumer,
+            publish_failed=self.publish_failed + other.publish_failed,
+            reconnects=self.reconnects + other.reconnects,
+            handler_failed=self.handler_failed + other.handler_failed,
+        )
+
 
 class Bus(Protocol):
     """One connection."""
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
 
     @property
     def serving(self) -> tuple[str, ...]:
@@ -206,6 +220,11 @@ class Bus(Protocol):
 
     def tail(self, filter_subject: str, *, from_start: bool = False) -> AsyncGenerator[StoredRow, None]:
         """Rows of the trace stream as they come (no acknowledgement), in order, until closed."""
+
+    async def another(self, suffix: str, *, timeout_s: float = 5.0) -> Bus:
+        """A second connection to the same server, with the same options, called ``<name>-<suffix>``: for what comes in
+        floods, so that it neither delays nor ends what comes over this one. It lives and is lost by itself, counts in
+        this one's `stats`, and is closed with it. Raises `NotConnectedError` after ``timeout_s``, `ClosedError`."""
 
     async def key_value(self, bucket: str, *, ttl_s: float | None = None) -> KeyValue: ...
 

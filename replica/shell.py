@@ -47,6 +47,9 @@ SLICE_S = 0.002
 RETRY_S = 10.0
 """How long a replica that failed is left alone."""
 
+LISTEN_AGAIN_S = 1.0
+"""Pause before the next try, when the connection for batches was lost for good."""
+
 KV_PENDING = 262_144
 """Batches that may wait for their turn; more are dropped by the bus, counted, and fetched again as a gap."""
 
@@ -58,6 +61,9 @@ M = TypeVar("M", WorkerState, RequestEnd)
 class ReplicaFeed:
     """Keeps its replica as new as the bus allows. ``changed`` hears of every change of a source's health, ``placed`` of
     every prompt that was sent somewhere.
+
+    Batches and snapshots come over a connection of their own: a flood of them neither delays nor ends what its owner
+    says and hears. While it is away the sources say so; when it is lost for good, another one is opened.
 
     ``isolated``: what goes wrong in the replica itself is not the process's end: it is counted and logged (`failures`),
     `broken` for `RETRY_S`, and then a new one begins.
@@ -86,21 +92,47 @@ class ReplicaFeed:
         self._stopped = False
         self._bus: Bus
         self._tasks: Tasks
+        self._kv: Bus
         self._objects: ObjectStore
         self._batches: Subscription | None = None
+        self._dropped_before = 0
 
     async def start(self, bus: Bus, tasks: Tasks, *, facts: bool = True) -> None:
         """Subscribe. Workers make themselves known within a heartbeat. Without ``facts`` the owner hears the facts
         itself, and hands them over: `worker_seen`, `request_ended`, `prompt_placed`."""
         self._bus = bus
         self._tasks = tasks
-        self._objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
-        self._batches = await bus.subscribe(_KV_SUBJECTS, self._on_batch, pending_limit=KV_PENDING)
+        await self._listen()
         if facts:
             await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._on_worker)
             await bus.subscribe(f"{subjects.ROOT}.request.end.*", self._on_end)
             await bus.subscribe(f"{subjects.ROOT}.placed.*", self._on_placed)
         tasks.start("replica-tick", self._tick())
+        tasks.start("replica-bus", self._keep_listening())
+
+    async def _listen(self) -> None:
+        """Raises `BusError`."""
+        kv = await self._bus.another("kv")
+        try:
+            objects = await kv.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
+            batches = await kv.subscribe(_KV_SUBJECTS, self._on_batch, pending_limit=KV_PENDING)
+        except BaseException:
+            await kv.close()
+            raise
+        self._dropped_before = self.dropped
+        self._kv, self._objects, self._batches = kv, objects, batches
+
+    async def _keep_listening(self) -> None:
+        """What was missed between two connections shows as a gap, or by the heartbeats."""
+        while True:
+            log.warning("replica_bus_lost", reason=await self._kv.wait_lost())
+            await self._kv.close()
+            while self._kv.closed:
+                try:
+                    await self._listen()
+                except BusError as error:
+                    log.warning("replica_bus_absent", reason=error.reason)
+                    await asyncio.sleep(LISTEN_AGAIN_S)
 
     def not_ready(self) -> str | None:
         """While warming up: the sources that are not there yet. Later they are answered for as they are."""
@@ -121,7 +153,7 @@ class ReplicaFeed:
     @property
     def dropped(self) -> int:
         """Batches that did not fit into the line since the start."""
-        return self._batches.stats().dropped if self._batches is not None else 0
+        return self._dropped_before + (self._batches.stats().dropped if self._batches is not None else 0)
 
     # What happens
 
@@ -270,7 +302,7 @@ class ReplicaFeed:
     async def _snapshot(self, worker: str) -> tuple[SnapshotReply, bytes]:
         """Ask the bridge, fetch the object. Raises `SnapshotError`, `BusError`."""
         question = to_json(SnapshotRequest(indexer=self.replica.name))
-        answer = await self._bus.request(
+        answer = await self._kv.request(
             subjects.kv_snapshot(worker), question, timeout_s=self._settings.snapshot_timeout_s
         )
         try:

@@ -27,6 +27,7 @@ from bus.interface import (
 from bus.log import EventLog
 from bus.memory.broker import MemoryBroker
 from bus.memory.storage import MemoryBucket, MemoryConsumer, MemoryObjects
+from bus.others import Others
 from bus.services import serve_endpoints
 from bus.validation import check_publish_subject, check_subscribe_subject, clean_headers, header_bytes
 
@@ -104,6 +105,7 @@ class MemoryBus:
         self._subscriptions: list[MemorySubscription] = []
         self._asking: set[Answers] = set()
         self._served: list[str] = []
+        self._others: Others[MemoryBus] = Others()
         self._waiting: deque[BusMessage] = deque()
         self._waiting_bytes = 0
         self._published = 0
@@ -122,6 +124,10 @@ class MemoryBus:
         return self._broker.running and not self._closed
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def max_payload(self) -> int:
         return self._broker.max_payload
 
@@ -131,7 +137,7 @@ class MemoryBus:
 
     def stats(self) -> BusStats:
         live = self._subscriptions
-        return BusStats(
+        own = BusStats(
             published=self._published,
             delivered=self._gone_delivered + sum(one.delivered for one in live),
             dropped_slow_consumer=self._dropped + sum(one.dropped for one in live),
@@ -139,6 +145,7 @@ class MemoryBus:
             reconnects=self._reconnects,
             handler_failed=self._gone_failed + sum(one.failed for one in live),
         )
+        return own + self._others.stats()
 
     def server_went(self) -> None:
         """Called by the broker: questions that are open fail now."""
@@ -256,6 +263,12 @@ class MemoryBus:
         self._asking.discard(answers)
         self._broker.close_inbox(inbox)
 
+    async def another(self, suffix: str, *, timeout_s: float = 5.0) -> MemoryBus:
+        self._check()
+        other = await self._broker.connect(name=f"{self.name}-{suffix}")
+        self._others.add(other)
+        return other
+
     async def serve(
         self, name: str, version: str, description: str, endpoints: list[Endpoint], metadata: Mapping[str, str]
     ) -> ServedEndpoints:
@@ -304,6 +317,7 @@ class MemoryBus:
     async def close(self) -> None:
         if self._closed:
             return
+        await self._others.close()
         await asyncio.sleep(0)
         self._closed = True
         for subscription in list(self._subscriptions):

@@ -24,6 +24,10 @@ log = EventLog(__name__)
 Direct = Callable[[str, bytes, dict[str, str] | None, str], None]
 """Handles a message: subject, payload, headers, reply. Must not raise."""
 
+_READ_AHEAD_S = 0.008
+"""How long after its turn a client goes on to sort what has arrived into lines, so that a lone message is not
+kept behind a flood to another subscription."""
+
 _WRITE_AT_ONCE_BYTES = 64 * 1024
 """Bytes that the socket has not taken yet, up to which more is written without asking whether it may."""
 
@@ -59,22 +63,24 @@ class NatsClient(Client):
 
     async def _take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler, subscription = self._direct.get(sid), self._subs.get(sid)
-        if handler is None or subscription is None or subscription.pending_msgs or self._turn_is_over():
+        late_s = self._late_s()
+        if handler is None or subscription is None or subscription.pending_msgs or late_s > 0.0:
             await super()._process_msg(sid, subject, reply, data, headers)
+            if late_s > _READ_AHEAD_S:
+                await asyncio.sleep(0)  # what is not parsed yet waits here and in the socket
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         subscription._received += 1
         handler(subject.decode(), data, await self._process_headers(headers) if headers else None, reply.decode())
 
-    def _turn_is_over(self) -> bool:
-        """Whether messages have been handled for `TURN_S` since the loop came back to this client."""
+    def _late_s(self) -> float:
+        """For how long messages have been taken in beyond the `TURN_S` since the loop came back to this client."""
         loop = asyncio.get_running_loop()
         if self._turn_ends is None:
             self._turn_ends = loop.time() + TURN_S
             loop.call_soon(self._begin_turn)
-            return False
-        return loop.time() > self._turn_ends
+        return loop.time() - self._turn_ends
 
     def _begin_turn(self) -> None:
         self._turn_ends = None

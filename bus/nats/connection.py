@@ -52,6 +52,7 @@ from bus.nats.buckets import NatsKeyValue, NatsObjectStore
 from bus.nats.client import NatsClient
 from bus.nats.replies import NO_HEADERS, Replies, bus_is_away
 from bus.nats.streams import JetStream, NatsConsumer, TraceStreamLimits, tail_stream
+from bus.others import NO_STATS, Others
 from bus.services import serve_endpoints
 from bus.settings import redact
 from bus.subjects import TRACE_STREAM
@@ -142,7 +143,8 @@ class NatsBus:
         self.client = NatsClient()
         self.js = JetStream(self)
         self._subscriptions: dict[RawSubscription, NatsSubscription] = {}
-        self._gone = BusStats(0, 0, 0, 0, 0, 0)
+        self._gone = NO_STATS
+        self._others: Others[NatsBus] = Others()
         self._replies = Replies(f"{self.client.new_inbox()}.")
         self._served: list[str] = []
         self._published = 0
@@ -190,7 +192,7 @@ class NatsBus:
         raw = await self.client.subscribe(self._replies.subject, cb=self._replies.deliver)
         self.client.handle_directly(raw._id, self._replies.receive)
         self._subscribed = True
-        log.info("bus_connected", url=redact("url", self._url), max_payload=self.client.max_payload)
+        log.info("bus_connected", url=redact("url", self._url), name=self._name, max_payload=self.client.max_payload)
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats_errors.SlowConsumerError):
@@ -198,7 +200,7 @@ class NatsBus:
             subscription = self._subscriptions.get(error.sub)
             if subscription is not None:
                 subscription.dropped += 1
-            self._log_sometimes("slow_consumer", subject=error.subject)
+            self._log_sometimes("slow_consumer", subject=error.subject, name=self._name)
             return
         if not self._opened:
             # nats-py waits the same time between all first tries; growing it here is its only hook for a backoff.
@@ -225,7 +227,7 @@ class NatsBus:
         self._subscribed = False
         if not self._closed:
             self._logged_at = asyncio.get_running_loop().time()
-            log.warning("bus_disconnected", url=redact("url", self._url))
+            log.warning("bus_disconnected", url=redact("url", self._url), name=self._name)
         self._replies.fail_all(bus_is_away())
         self.js.forget()
         self.changed.set()
@@ -233,7 +235,12 @@ class NatsBus:
     async def _on_reconnected(self) -> None:
         self._subscribed = True
         self._failures = 0
-        log.info("bus_reconnected", url=redact("url", self._url), reconnects=self.client.stats["reconnects"])
+        log.info(
+            "bus_reconnected",
+            url=redact("url", self._url),
+            name=self._name,
+            reconnects=self.client.stats["reconnects"],
+        )
         self.changed.set()
 
     async def _on_closed(self) -> None:
@@ -250,6 +257,10 @@ class NatsBus:
         return self._subscribed and self.client.is_connected and not self._closed
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def max_payload(self) -> int:
         return self.client.max_payload
 
@@ -259,7 +270,7 @@ class NatsBus:
 
     def stats(self) -> BusStats:
         live = self._subscriptions.values()
-        return BusStats(
+        own = BusStats(
             published=self._published,
             delivered=self._gone.delivered + sum(one.delivered for one in live),
             dropped_slow_consumer=self._dropped,
@@ -267,6 +278,7 @@ class NatsBus:
             reconnects=self.client.stats["reconnects"],
             handler_failed=self._gone.handler_failed + sum(one.failed for one in live) + self.client.unreadable,
         )
+        return own + self._others.stats()
 
     # Publish and subscribe
 
@@ -376,6 +388,16 @@ class NatsBus:
             raise
         return inbox
 
+    async def another(self, suffix: str, *, timeout_s: float = 5.0) -> NatsBus:
+        if self._closed:
+            raise ClosedError("the bus connection is closed")
+        other = await connect(self._url, name=f"{self._name}-{suffix}", timeout_s=timeout_s, options=self.options)
+        if self.closed:
+            await other.close()
+            raise ClosedError("the bus connection is closed")
+        self._others.add(other)
+        return other
+
     async def serve(
         self, name: str, version: str, description: str, endpoints: list[Endpoint], metadata: Mapping[str, str]
     ) -> ServedEndpoints:
@@ -414,6 +436,7 @@ class NatsBus:
     async def close(self) -> None:
         if self._closed:
             return
+        await self._others.close()
         try:
             if self.connected:
                 await self.flush(1.0)

@@ -186,6 +186,58 @@ async def test_a_closed_bus_says_so(server: Server) -> None:
         await bus.flush()
 
 
+async def test_another_connection_lives_by_itself_and_is_closed_with_the_first(server: Server) -> None:
+    """Subscriptions and questions of its own; its counters are in the first one's; its end is not the first one's."""
+    bus = await server.connect("admission-1")
+    one, two = await bus.another("kv"), await bus.another("kv")
+    got = Collector()
+    await one.subscribe("facts.x", got)
+    bus.publish("facts.x", b"1")
+    assert await got.wait_for(1) == [b"1"]
+    assert (bus.stats().delivered, one.stats().delivered, two.stats().delivered) == (1, 1, 0)
+    await one.close()
+    assert (one.closed, bus.closed, bus.connected, two.connected) == (True, False, True, True)
+    await bus.flush()
+    third = await bus.another("kv")
+    assert bus.stats().delivered == 1, "what a closed one counted stays"
+    await bus.close()
+    assert (two.closed, third.closed, third.connected) == (True, True, False)
+    with pytest.raises(ClosedError):
+        await bus.another("kv")
+
+
+async def test_a_flood_on_another_connection_does_not_delay_this_one(server: Server) -> None:
+    """A tester's case: 100,000 batches within 2 s kept the answers to a leader's renewals behind them, and the lease
+    was lost. What waits in the other connection is no hurdle for a question here."""
+    bus, sender = await server.connect(), await server.connect()
+    other = await bus.another("kv")
+    handled = 0
+
+    def slowly(message: BusMessage) -> None:
+        nonlocal handled
+        handled += 1
+        until = time.perf_counter() + 0.0001
+        while time.perf_counter() < until:
+            pass
+
+    await bus.subscribe("q.x", lambda message: bus.publish(message.reply, b"here"))
+    waiting = await other.subscribe("flood", slowly, pending_limit=5_000)
+    payload = b"x" * 100
+    for _ in range(20_000):
+        sender.publish("flood", payload)
+    await sender.flush()
+    answered = 0
+    while waiting.stats().delivered + waiting.stats().dropped < 20_000:
+        assert (await bus.request("q.x", b"", timeout_s=5)).payload == b"here"
+        answered += 1
+    assert answered >= 20, "questions are answered while the flood is read"
+    assert waiting.stats().pending <= 5_000
+    await eventually(lambda: waiting.stats().pending == 0)
+    assert handled == waiting.stats().delivered
+    assert waiting.stats().delivered + waiting.stats().dropped == 20_000
+    assert bus.stats().dropped_slow_consumer == waiting.stats().dropped
+
+
 async def test_a_flood_on_one_subject_lets_the_others_have_their_turn(server: Server) -> None:
     """A thousand messages that each take a while to handle: a question that comes behind them is answered long before
     the last of them was handled; none is lost, and all come in order, whether they had to wait or not (user case: a

@@ -101,6 +101,20 @@ async def test_questions_fail_at_once_while_away(server: Server) -> None:
     assert await consumer.fetch(1, 0.05) == []
 
 
+async def test_another_connection_comes_back_by_itself(server: Server) -> None:
+    """What it subscribed to is there again; while the server is away none can be opened."""
+    bus = await server.connect()
+    other = await bus.another("kv")
+    got = Collector()
+    await other.subscribe("facts.x", got)
+    await go_away(server, bus, other)
+    with pytest.raises(NotConnectedError):
+        await bus.another("late", timeout_s=0.2)
+    await come_back(server, bus, other)
+    bus.publish("facts.x", b"1")
+    assert await got.wait_for(1) == [b"1"]
+
+
 async def test_restart_on_the_same_store(server: Server) -> None:
     """Rows, duplicates, acknowledgements, keys and objects are as before; consumer and tail go on where they were."""
     bus = await server.connect()

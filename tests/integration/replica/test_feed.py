@@ -11,7 +11,7 @@ import pytest
 
 from bus import subjects
 from bus.interface import Bus
-from bus.nats import connect
+from bus.nats import NatsBus, connect
 from bus.tasks import Tasks
 from kvcore import PrefixIndex
 from kvcore.events import decode_batch
@@ -165,3 +165,43 @@ async def test_batches_are_one_index_whoever_reads_them(bus: Bus, publisher: Pub
             await eventually(lambda: reach(two, 19) == reach(one, 19) == (1, "synced"), what="both have all")
             assert one.replica.index.content() == two.replica.index.content()
             assert isinstance(one.replica.index, PrefixIndex)
+
+
+async def test_batches_come_over_another_connection_when_theirs_is_lost(bus: Bus, publisher: Publisher) -> None:
+    """The connection for batches ends for good: its owner's lives on, the source says that it lacks something, and what
+    was missed comes from the bridge over a new one."""
+    async with running(bus, Replica(ReplicaSettings(snapshot_retry_s=0.05), "own")) as feed:
+        publisher.beat()
+        publisher.publish(stored(0))
+        await eventually(lambda: reach(feed, 0) == (1, "synced"), what="the first block")
+        lost = feed._kv
+        assert isinstance(lost, NatsBus)
+        await lost.client.close()
+        assert bus.connected
+        publisher.publish(stored(1))
+
+        def healed() -> bool:
+            publisher.beat()
+            return feed._kv is not lost and reach(feed, 0) == (1, "synced") and reach(feed, 1) == (1, "synced")
+
+        await eventually(healed, what="all is there again")
+        assert lost.closed
+        assert publisher.asked > 0
+        assert feed.dropped == 0
+
+
+async def test_without_its_connection_a_source_says_that_it_lacks_something(bus: Bus, publisher: Publisher) -> None:
+    """Heartbeats come over the owner's connection, and name a batch that nobody heard: no answer claims to be whole."""
+    async with running(bus, Replica(ReplicaSettings(snapshot_retry_s=0.05), "own")) as feed:
+        publisher.beat()
+        publisher.publish(stored(0))
+        await eventually(lambda: reach(feed, 0) == (1, "synced"), what="the first block")
+        await feed._kv.close()
+        publisher.publish(stored(1))
+
+        def told() -> bool:
+            publisher.beat()
+            return reach(feed, 1)[1] != "synced"
+
+        await eventually(told, what="the source says so")
+        assert bus.connected

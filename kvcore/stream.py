@@ -14,6 +14,9 @@ One machine for both hops (docs/architecture.md, "KV events"). Rules:
 - ``snapshot`` recovery (an indexer asks the bridge): a snapshot stands for everything up to its seq. It is asked for
   again, `Limits.backoff_s` apart, until it comes; after `Limits.attempts` failures the rank is cleared and blind. A
   full buffer drops its oldest batches, since a later snapshot covers them.
+- Doubt (``snapshot``). The heartbeats are the truth: an incarnation or a number that they contradict for long enough
+  (`kvcore.stream_witness`) was forged or lost with its publisher; of two payloads of one number one is false. The
+  rank is cleared (``ahead_of_bridge``, ``false_incarnation``, ``contradicted``) and any snapshot accepted.
 - Restart. ``replay``: a known or forgotten number with another payload, or `Restarted`. ``snapshot``: another
   incarnation; its first batch may be marked. The rank is cleared at once.
 
@@ -21,8 +24,6 @@ Pure: time comes in with each event, and `StreamRecovery.wake_at` says when to s
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 from xxhash import xxh3_64_intdigest
 
@@ -48,6 +49,7 @@ from kvcore.stream_events import (
     StreamState,
     Tick,
 )
+from kvcore.stream_witness import Witness
 
 __all__ = [
     "Clear",
@@ -102,7 +104,8 @@ class StreamRecovery:
         self._incomplete: str | None = None
         self._lag = -1
         self._fingerprints: dict[int, int] = {}
-        self._retired: deque[str] = deque(maxlen=8)
+        self._witness = Witness()
+        self._now = float("-inf")
 
     @property
     def held(self) -> int:
@@ -121,7 +124,7 @@ class StreamRecovery:
 
     @property
     def fingerprint(self) -> int | None:
-        """XXH3-64 of the last batch delivered (``replay`` only)."""
+        """XXH3-64 of the last batch delivered."""
         return self._fingerprints.get(self.last)
 
     @property
@@ -133,6 +136,7 @@ class StreamRecovery:
         """What to do, in this order. ``now``: seconds, any clock that does not go back."""
         effects: list[StreamEffect] = []
         self._effects = effects
+        self._now = now
         match event:
             case LiveBatch():
                 self._live(event, now)
@@ -159,12 +163,12 @@ class StreamRecovery:
 
     def accepts(self, token: int, incarnation: str, seq: int) -> bool:
         """Whether a snapshot of this mark moves the stream forward: ask before loading it, then send `Restored`."""
-        running = self._fetching and token == self._token and incarnation not in self._retired
+        running = self._fetching and token == self._token and not self._witness.is_retired(incarnation)
         return running and (incarnation != self.incarnation or seq >= self.last)
 
-    def forget_retired(self) -> None:
-        """The publisher is another process: it may use a name again that was over for the old one."""
-        self._retired.clear()
+    def publisher_restarted(self) -> None:
+        """The publisher is another process: it may use a name again that was over for the old one, and be behind it."""
+        self._witness.restarted()
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
         """Whether ``seq`` was delivered with another payload: then the publisher is another process."""
@@ -191,7 +195,7 @@ class StreamRecovery:
     # Batches
 
     def _live(self, batch: LiveBatch, now: float) -> None:
-        if batch.incarnation in self._retired:
+        if self._witness.is_retired(batch.incarnation):
             self.counters.dropped += 1
             return
         if self.incarnation is None:
@@ -201,7 +205,10 @@ class StreamRecovery:
         if batch.first and self._first:
             self.last = batch.seq - 1
         if batch.seq <= self.last or batch.seq in self._held:
-            if self.recovery == "snapshot" or self._seen(batch):
+            if self.recovery == "snapshot":
+                self._repeated(batch, now)
+                return
+            if self._seen(batch):
                 self.counters.duplicates += 1
                 return
             self._restart("restarted", self.incarnation)
@@ -218,6 +225,17 @@ class StreamRecovery:
         if batch.seq in self._held:
             return self._held[batch.seq] == batch.payload
         return self._fingerprints.get(batch.seq) == xxh3_64_intdigest(batch.payload)
+
+    def _repeated(self, batch: LiveBatch, now: float) -> None:
+        """A number that was heard before. The bridge sends one payload under it, ever: with two, one is false."""
+        if batch.seq in self._held and self._held[batch.seq] != batch.payload:
+            self._unhold(batch.seq)
+            self.counters.dropped += 2
+            self._target = max(self._target, batch.seq)
+        elif self.contradicts(batch.seq, batch.payload):
+            self._doubt("contradicted", max(self._lag, batch.seq), now)
+        else:
+            self.counters.duplicates += 1
 
     def _replayed(self, batch: ReplayedBatch, now: float) -> None:
         if batch.token != self._token or not self._fetching:
@@ -288,9 +306,8 @@ class StreamRecovery:
         self._effects.append(Deliver(seq, payload, self._first))
         self._first = False
         self.last = seq
-        if self.recovery == "replay":
-            self._fingerprints[seq] = xxh3_64_intdigest(payload)
-            self._fingerprints.pop(seq - self.limits.remembered, None)
+        self._fingerprints[seq] = xxh3_64_intdigest(payload)
+        self._fingerprints.pop(seq - self.limits.remembered, None)
 
     # Fetching
 
@@ -383,6 +400,7 @@ class StreamRecovery:
         self._incomplete = None
         self._first = False
         self.last = event.seq
+        self._fingerprints.clear()
         for seq in [seq for seq in self._held if seq <= event.seq]:
             self._unhold(seq)
         self._not_before = now + self.limits.backoff_s
@@ -414,7 +432,8 @@ class StreamRecovery:
 
     def _adopt(self, incarnation: str | None) -> None:
         if self.incarnation is not None and incarnation != self.incarnation:
-            self._retired.append(self.incarnation)
+            self._witness.retire(self.incarnation, self._now)
+        self._witness.forget()
         self.incarnation = incarnation
         self.last = self._target = self._lag = -1
         self._drop_held()
@@ -423,19 +442,51 @@ class StreamRecovery:
         self._attempts = 0
         self._catching_up = self._incomplete = None
 
+    # Doubt
+
     def _heartbeat(self, event: Heartbeat, now: float) -> None:
-        if event.incarnation in self._retired:
+        returned = self._witness.is_retired(event.incarnation)
+        if not self._witness.named(event.incarnation, now):
             return
         if event.incarnation != self.incarnation:
             if self.incarnation is None:
                 self.incarnation = event.incarnation
             else:
-                self._restart("new_incarnation", event.incarnation)
+                self._restart("false_incarnation" if returned else "new_incarnation", event.incarnation)
             self._lag = event.seq
+        if not event.settled:
+            self._witness.forget()
+        elif self._witness.contradicts(event.seq, max(self.last, self._target, max(self._held, default=-1)), now):
+            if self.last > event.seq:
+                self._doubt("ahead_of_bridge", event.seq, now)
+            else:
+                self._hold_no_more_than(event.seq)
+            return
         if self._lag > self.last:
             self._target = max(self._target, self._lag)
             self._catch_up("late_start" if self._first else "gap", now)
         self._lag = max(self._lag, event.seq)
+
+    def _doubt(self, reason: str, seq: int, now: float) -> None:
+        """Some of what was delivered is false, nobody knows which: get everything anew, up to ``seq`` at least."""
+        self._clear(reason)
+        self._drop_held()
+        self.last = -1
+        self._target = self._lag = seq
+        self._fetching = False
+        self._attempts = 0
+        self._catching_up = None
+        self._witness.forget()
+        self._catch_up(reason, now)
+
+    def _hold_no_more_than(self, seq: int) -> None:
+        """What was delivered may stand; what waits beyond ``seq`` is false."""
+        for false in [held for held in self._held if held > seq]:
+            self._unhold(false)
+            self.counters.dropped += 1
+        self._target = min(self._target, seq)
+        self._witness.forget()
+        self._settle()
 
     # State
 

@@ -68,10 +68,12 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The publisher says how far it is (-1: nothing yet). A tail that is still missing at the next one was lost."""
+    """The publisher says how far it is (-1: nothing yet). A tail that is still missing at the next one was lost.
+    ``settled`` false: it is itself on its way to where it was, so that its number proves nothing."""
 
     incarnation: str
     seq: int
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ class SnapshotQueue:
         questions: list[AskSnapshot] = []
         while self._queue and self._open < self._at_once and self._queue[0][0] <= now:
             _, _, worker, entry = heappop(self._queue)
-            if self._workers.get(worker) is not entry:
-                continue  # forgotten meanwhile
+            if self._workers.get(worker) is not entry or not entry.queued:
+                continue  # forgotten meanwhile, or asked already
             entry.queued = False
             if entry.not_before > now:
                 self._wait(worker, entry)
@@ -89,6 +89,17 @@ class SnapshotQueue:
         if entry is not None:
             entry.not_before = now + min(self._retry_max_s, self._retry_s * 2.0**entry.failed)
             entry.failed = min(entry.failed + 1, 32)
+
+    def began_again(self, worker: str) -> None:
+        """Its bridge is another process: an open question is nobody's and asked again at once."""
+        entry = self._workers.get(worker)
+        if entry is None:
+            return
+        if entry.ticket is not None:
+            entry.ticket, entry.wanted = None, True
+            self._open -= 1
+        entry.failed, entry.not_before, entry.queued = 0, float("-inf"), False
+        self._wait(worker, entry)
 
     def forget(self, worker: str) -> None:
         """The worker is gone; an answer that still comes is nobody's."""

@@ -45,7 +45,7 @@ from replica.events import (
 )
 from replica.parity import Expectations, Expected, ParityRules
 from replica.parts import UNFINISHED_S, PartsAssembler
-from replica.source import Source, Worker
+from replica.source import Source, Worker, on_its_way
 from schemas.index import MatchReply, MatchRequest
 from schemas.kv import KvHeaders, RankMark
 from schemas.placed import Placed
@@ -276,10 +276,14 @@ class Replica:
             self._forget_backlog(source)  # it is in the snapshot
             self._feed(source, Restored(token, mark.incarnation, mark.seq), now, effects)
             self.gaps[worker, "restored"] += 1
+            source.parity.event()
             self._tell(source, effects)
-        self._queue.succeeded(worker)
         if any(self._wanting(worker)):
             self._snapshot_failed(worker, "stale_snapshot", now, effects)
+        elif all(source.machine.state == "synced" for source in usable.values()):
+            self._queue.succeeded(worker)
+        else:
+            self._queue.failed(worker, now)  # it did not reach far enough; nor may the next one
 
     def _snapshot_failed(self, worker: str, reason: str, now: float, effects: list[ReplicaEffect]) -> None:
         self._queue.failed(worker, now)
@@ -312,8 +316,9 @@ class Replica:
         if known is not None and worker.restarted_since(known):
             self.approximate.restarted(name)
         if known is not None and known.state.epoch != state.epoch:
+            self._queue.began_again(name)
             for known_source in self.sources[name].values():
-                known_source.machine.forget_retired()
+                known_source.machine.publisher_restarted()
         if known is None or known.state.profile != state.profile:
             self._answers.pools_changed()
         for rank in range(state.profile.ranks):
@@ -322,7 +327,11 @@ class Replica:
         for rank, stream in streams.items():
             source = self._source(name, rank, now)
             if source is not None and stream.incarnation:
-                self._feed(source, Heartbeat(stream.incarnation, stream.seq), now, effects)
+                beat = Heartbeat(stream.incarnation, stream.seq, not on_its_way(stream))
+                self._feed(source, beat, now, effects)
+                before = source.parity.problem
+                source.parity.beat(stream.seq, now)
+                self._alarm(source, before, effects)
         for rank, source in list(self.sources[name].items()):
             source.stream = streams.get(rank)
             if rank >= state.profile.ranks and rank not in streams and state.health != "starting":
@@ -373,13 +382,15 @@ class Replica:
         if source is None or worker is None:
             return
         self.approximate.placed(fact, source, worker.state.profile, now)
-        expected = None
-        if fact.unit == "tokens" and source.measured:
+        if not source.measured:
+            return
+        blocks, common, judged = 0, 0, False
+        if fact.unit == "tokens":
             common = source.parity.placed(fact.request_id, fact.chain)
             blocks, judged = fact.indexed or 0, fact.indexed is not None
-            expected = Expected(fact.worker, fact.rank, blocks, max(blocks, common), fact.block_size, judged)
-        if expected is not None:
-            self.expectations.placed(fact.request_id, expected)
+        most = max(blocks, common)
+        expected = Expected(fact.worker, fact.rank, blocks, most, fact.block_size, judged, source.spell)
+        self.expectations.placed(fact.request_id, expected)
 
     def _ended(self, end: RequestEnd, effects: list[ReplicaEffect]) -> None:
         expected = self._over(end.request_id)
@@ -397,18 +408,25 @@ class Replica:
             self.reported[end.worker] += reported
         if source.stream is None:
             return
+        if expected is None or (expected.worker, expected.rank) != (end.worker, end.rank) or not source.measured:
+            return
         before, input_tokens = source.parity.problem, end.usage.input_tokens or 0
         predicted = None
-        here = expected is not None and expected.judged and (expected.worker, expected.rank) == (end.worker, end.rank)
-        if expected is not None and here and source.measured and reported is not None and input_tokens:
+        if expected.judged and reported is not None and input_tokens:
             predicted = expected.cached_tokens(input_tokens, reported)
-        source.parity.ended(input_tokens, size, predicted, reported)
+        if expected.spell == source.spell:
+            source.parity.stores(input_tokens - max(predicted or 0, reported or 0), size)
+        source.parity.ended(predicted, reported)
+        self._alarm(source, before, effects)
+        self._tell(source, effects)
+
+    def _alarm(self, source: Source, before: str | None, effects: list[ReplicaEffect]) -> None:
+        """Say so when the source has come to disagree with its engine; ``before``: what was wrong with it before."""
         after = source.parity.problem
         if after is not None and after != before:
             self.counters.parity_alarms += 1
-            fields = {"worker": end.worker, "rank": end.rank, "reason": after}
+            fields = {"worker": source.worker, "rank": source.rank, "reason": after}
             effects.append(Say("source_approximate", fields, warning=True))
-        self._tell(source, effects)
 
     def _tick(self, connected: bool, now: float, effects: list[ReplicaEffect]) -> None:
         if not connected:

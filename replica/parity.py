@@ -12,7 +12,9 @@ that were on their way to the same rank when it was placed (siblings of a fan-ou
 computed, or not: any report from what the index said up to that is agreement.
 
 And: ``silent_requests`` requests that should each have stored a block, without one event, mean that events are off or
-lost (``no_events``). Any event ends that.
+lost (``no_events``). Any event ends that, and a snapshot. Ends of requests may overtake events, so it is the bridge
+that is asked: its heartbeat says that it has forwarded nothing, and they had ended before the heartbeat before it. Only
+requests count that were placed since the source has gone on without a hole.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from dataclasses import dataclass, field
 MAX_ON_THEIR_WAY = 32
 """Chains remembered per source of requests that have not ended, each up to `MAX_CHAIN_BYTES`."""
 MAX_CHAIN_BYTES = 128 * 1024
+
+BEATS_APART_S = 0.5
+"""Heartbeats that come faster than this (the reader was busy) are one."""
 
 _HASH_BYTES = 8
 
@@ -60,7 +65,8 @@ class ParityRules:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """A request on its way: where it went, the ``blocks`` of ``block_size`` tokens that the index saw there, and how
-    many there may be once those before it are computed (``most``). ``judged``: whether the index was asked at all."""
+    many there may be once those before it are computed (``most``). ``judged``: whether the index was asked at all.
+    ``spell``: of the source's time without a hole, see `replica.source.Source`."""
 
     worker: str
     rank: int
@@ -68,6 +74,7 @@ class Expected:
     most: int
     block_size: int
     judged: bool = True
+    spell: int = 0
 
     def cached_tokens(self, input_tokens: int, reported: int) -> int:
         """What the engine should report as cached: of all that would be right, what is next to ``reported``. The last
@@ -108,7 +115,11 @@ class SourceParity:
     predicted: int = 0
     reported: int = 0
     since_event: int = 0
+    silent: bool = False
     alarmed: bool = False
+    _waited: int = 0
+    _forwarded: int | None = None
+    _beat_at: float = float("-inf")
 
     def placed(self, request_id: str, chain: bytes) -> int:
         """A request goes to this source. Returns how many blocks of its chain those before it will have computed."""
@@ -124,10 +135,23 @@ class SourceParity:
         """The request has ended, here or elsewhere."""
         self.on_their_way.pop(request_id, None)
 
-    def ended(self, input_tokens: int, block_size: int, predicted: int | None, reported: int | None) -> None:
-        """A request ended well on this source; tokens, ``None`` where not known or not to be judged."""
-        if block_size > 0 and input_tokens - max(predicted or 0, reported or 0) >= block_size:
+    def stores(self, new_tokens: int, block_size: int) -> None:
+        """A request ended well on this source that had so many tokens that were not cached."""
+        if 0 < block_size <= new_tokens:
             self.since_event += 1
+
+    def beat(self, seq: int, now: float) -> None:
+        """The source's bridge says that it has forwarded batches up to ``seq``. ``now``: seconds."""
+        if seq != self._forwarded:
+            self._forwarded = seq
+            self.event()
+        elif not self._beat_at <= now < self._beat_at + BEATS_APART_S:
+            self.silent = self._waited >= self.rules.silent_requests
+            self._waited = self.since_event
+            self._beat_at = now
+
+    def ended(self, predicted: int | None, reported: int | None) -> None:
+        """A request ended well on this source; cached tokens, ``None`` where not known or not to be judged."""
         if predicted is None or reported is None:
             return
         self.numbers.append((predicted, reported))
@@ -140,22 +164,24 @@ class SourceParity:
         self._judge()
 
     def event(self) -> None:
-        """A batch of events of this source was applied."""
-        self.since_event = 0
+        """A batch of events of this source was applied, or is known to be on its way, or a snapshot stands for it."""
+        self.since_event = self._waited = 0
+        self.silent = False
 
     def restarted(self) -> None:
         """The source began anew: what was measured of the old one says nothing."""
         self.on_their_way.clear()
         self.numbers.clear()
-        self.predicted = self.reported = self.since_event = 0
+        self.predicted = self.reported = 0
         self.alarmed = False
+        self.event()
 
     @property
     def problem(self) -> str | None:
         """``parity``, ``no_events``, or ``None``."""
         if self.alarmed:
             return "parity"
-        return "no_events" if self.since_event >= self.rules.silent_requests else None
+        return "no_events" if self.silent else None
 
     def _judge(self) -> None:
         count = len(self.numbers)

@@ -13,13 +13,26 @@ from schemas.worker import RankStream, WorkerState
 _ON_ITS_WAY = frozenset({"connecting", "reconnecting", "connected", "restarted", "gap", "late_start"})
 """Reasons of a bridge's stream that pass by themselves; any other says that history is missing for good."""
 
+_REASON_CHARACTERS = 64
+"""Of a reason that a bridge gives; it is told and logged."""
+
+
+def on_its_way(stream: RankStream) -> bool:
+    """Whether a bridge is only catching up with its engine."""
+    return stream.state == "catching_up" and (stream.reason is None or stream.reason in _ON_ITS_WAY)
+
+
+def _cut(reason: str | None) -> str | None:
+    return reason and reason[:_REASON_CHARACTERS]
+
 
 @dataclass(slots=True)
 class Source:
     """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers.
 
     ``only_sent``: it is approximate, and its events are not to be trusted at all. ``measured``: its events go on
-    without a hole, so that what they would predict can be compared with what the engine reports. ``backlog``: batches
+    without a hole, so that what they would predict can be compared with what the engine reports; ``spell`` counts the
+    times that this began. ``backlog``: batches
     in order that wait to be applied, where there were many at once. ``answers``: what was said about it since it last
     changed, by blocks per tier (see `replica.answers`).
     """
@@ -36,6 +49,7 @@ class Source:
     reason: str | None = "no_events"
     only_sent: bool = False
     measured: bool = False
+    spell: int = 0
     backlog: deque[Deliver] = field(default_factory=deque)
     answers: dict[tuple[int, int, int, int], WorkerMatch] = field(default_factory=dict)
 
@@ -51,7 +65,9 @@ class Source:
 
     def judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:
         """How far to trust it, and unless fully, why. ``state``: the worker's last fact."""
+        measured = self.measured
         health, reason = self._judge(state)
+        self.spell += self.measured and not measured
         if (health, reason) != (self.health, self.reason):
             self.health, self.reason = health, reason
             self.answers.clear()
@@ -68,15 +84,14 @@ class Source:
         if stream is None:
             return "approximate", "no_events"
         if stream.state == "blind":
-            return "approximate", stream.reason or "no_events"
+            return "approximate", _cut(stream.reason) or "no_events"
         self.only_sent = False
         if machine.state != "synced":
             return machine.state, machine.reason
         if self.backlog:
             return "catching_up", "backlog"
         if stream.state == "catching_up":
-            passing = stream.reason is None or stream.reason in _ON_ITS_WAY
-            return "catching_up" if passing else "approximate", stream.reason
+            return "catching_up" if on_its_way(stream) else "approximate", _cut(stream.reason)
         self.measured = True
         problem = self.parity.problem
         self.only_sent = problem is not None

@@ -109,6 +109,27 @@ class Bridge:
     def beat(self, health: WorkerHealth = "ready", **changes: object) -> None:
         self.give(WorkerSeen(self.state(health, **changes)))
 
+    def beats(self, times: int = 1) -> None:
+        """Heartbeats a second apart."""
+        for _ in range(times):
+            self.now += 1.0
+            self.beat()
+
+    def forge(self, payload: bytes, seq: int, incarnation: str | None = None, *, first: bool = False) -> None:
+        """Somebody else publishes under the bridge's name."""
+        name = self.incarnation if incarnation is None else incarnation
+        headers = KvHeaders(worker=self.worker, rank=0, incarnation=name, seq=seq, first=first)
+        self.give(BatchReceived(headers, payload))
+
+    def live(self, seconds: int) -> None:
+        """Heartbeats, answers, and time."""
+        for _ in range(seconds):
+            self.beats()
+            self.answer()
+            for _ in range(4):
+                self.tick(0.2)
+                self.answer()
+
     def answer(self) -> None:
         """Answer every snapshot question that is open."""
         while self.asked:

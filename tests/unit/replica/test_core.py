@@ -18,7 +18,7 @@ from schemas.index import MatchRequest
 from schemas.kv import KvHeaders, RankMark
 from schemas.request import Usage
 from schemas.worker import RankStream, WorkerProfile
-from tests.unit.replica.bridge import BLOCK, bridge, chain, ended, removed, stored
+from tests.unit.replica.bridge import BLOCK, bridge, chain, ended, placed, removed, stored
 
 
 def test_stream_from_its_first_batch() -> None:
@@ -252,16 +252,45 @@ def test_other_names_of_a_worker_are_in_its_pool() -> None:
 
 
 def test_requests_without_events_make_a_source_approximate() -> None:
-    """Blocks should have been stored and no event came: `approximate: no_events`, until one does."""
+    """Blocks should have been stored and no event came: `approximate: no_events`, until one does or a snapshot."""
     at = bridge(silent_requests=3)
-    at.beat()
+
+    def silence() -> None:
+        at.beats()
+        for number in range(3):
+            at.give(placed(number, chain(number)))
+            at.give(ended(number, Usage(input_tokens=100)))
+        assert at.match().health == "synced"
+        at.beats(2)
+
     at.publish(stored(0))
-    for number in range(3):
-        at.give(ended(number, Usage(input_tokens=100)))
+    silence()
     assert (at.match().health, at.match().reason) == ("approximate", "no_events")
     assert at.core.counters.parity_alarms == 1
     at.publish(stored(1))
     assert at.match().health == "synced"
+    silence()
+    assert at.match().health == "approximate"
+    at.publish(stored(2), heard=False)
+    at.publish(stored(3))
+    at.answer()
+    assert at.match().health == "synced"
+
+
+def test_requests_from_before_a_hole_do_not_tell_of_silence() -> None:
+    """Their events are in the snapshot, or were never heard: what ends after it was placed before, and says nothing."""
+    at = bridge(silent_requests=3)
+    at.beats()
+    at.publish(stored(0))
+    for number in range(6):
+        at.give(placed(number, chain(number)))
+    at.publish(stored(1), heard=False)
+    at.publish(stored(2))
+    at.answer()
+    for number in range(6):
+        at.give(ended(number, Usage(input_tokens=100)))
+    at.beats(3)
+    assert (at.match().health, at.core.counters.parity_alarms) == ("synced", 0)
 
 
 def test_bad_questions_are_the_askers() -> None:

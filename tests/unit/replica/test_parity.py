@@ -21,16 +21,16 @@ def test_a_wrong_prediction_alarms_and_heals() -> None:
     """User case A14: predicted 400, reported 0, persistently, raises the alarm; agreement ends it."""
     parity = SourceParity(RULES)
     for _ in range(3):
-        parity.ended(1000, 16, 400, 0)
+        parity.ended(400, 0)
     assert problem(parity) is None
-    parity.ended(1000, 16, 400, 0)
+    parity.ended(400, 0)
     assert problem(parity) == "parity"
     parity.event()
     for _ in range(13):
-        parity.ended(410, 16, 400, 400)
+        parity.ended(400, 400)
     assert problem(parity) == "parity"
     for _ in range(2):
-        parity.ended(410, 16, 400, 400)
+        parity.ended(400, 400)
     assert problem(parity) is None
 
 
@@ -38,7 +38,7 @@ def test_more_reported_than_predicted_alarms_too() -> None:
     """An index that has lost blocks is as wrong as one that invents them."""
     parity = SourceParity(RULES)
     for _ in range(4):
-        parity.ended(1000, 16, 0, 900)
+        parity.ended(0, 900)
     assert problem(parity) == "parity"
 
 
@@ -46,7 +46,7 @@ def test_small_differences_are_no_alarm() -> None:
     """A block more or less a request is the engine's rounding (the last block is always recomputed)."""
     parity = SourceParity(RULES)
     for _ in range(20):
-        parity.ended(60, 16, 32, 16)
+        parity.ended(32, 16)
         parity.event()
     assert problem(parity) is None
 
@@ -55,20 +55,44 @@ def test_requests_without_numbers_say_nothing_about_parity() -> None:
     """An engine that reports no cached tokens is not compared."""
     parity = SourceParity(RULES)
     for _ in range(20):
-        parity.ended(10, 16, 4000, None)
+        parity.ended(4000, None)
     assert problem(parity) is None
 
 
 def test_silence_while_blocks_should_be_stored() -> None:
-    """Requests with new full blocks and not one event mean that events are off; one event ends it."""
+    """Requests with new full blocks, and a bridge that has forwarded nothing since, mean that events are off."""
     parity = SourceParity(RULES)
-    for _ in range(5):
-        parity.ended(15, 16, None, None)
+    parity.beat(3, 0.0)
+    for _ in range(9):
+        parity.stores(15, 16)
+    for second in range(1, 4):
+        parity.beat(3, float(second))
     assert problem(parity) is None
     for _ in range(5):
-        parity.ended(100, 16, 0, None)
+        parity.stores(100, 16)
+    parity.beat(3, 4.0)
+    assert problem(parity) is None
+    parity.beat(3, 5.0)
     assert problem(parity) == "no_events"
     parity.event()
+    assert problem(parity) is None
+
+
+def test_events_that_are_still_on_their_way_are_no_silence() -> None:
+    """A bridge that has forwarded batches is not silent although none has arrived; heartbeats in a burst are one."""
+    parity = SourceParity(RULES)
+    for second in range(10):
+        parity.beat(second, float(second))
+        for _ in range(5):
+            parity.stores(100, 16)
+        assert problem(parity) is None
+    for _ in range(10):
+        parity.beat(9, 9.1)
+    assert problem(parity) is None
+    for second in (10, 11):
+        parity.beat(9, float(second))
+    assert problem(parity) == "no_events"
+    parity.beat(10, 12.0)
     assert problem(parity) is None
 
 
@@ -76,10 +100,10 @@ def test_a_restart_forgets() -> None:
     """A new incarnation is judged by its own requests."""
     parity = SourceParity(RULES)
     for _ in range(6):
-        parity.ended(1000, 16, 400, 0)
+        parity.ended(400, 0)
     parity.restarted()
     assert problem(parity) is None
-    parity.ended(1000, 16, 400, 0)
+    parity.ended(400, 0)
     assert problem(parity) is None
 
 

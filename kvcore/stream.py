@@ -104,6 +104,7 @@ class StreamRecovery:
         self._incomplete: str | None = None
         self._lag = -1
         self._fingerprints: dict[int, int] = {}
+        self._fresh = False
         self._witness = Witness()
         self._now = float("-inf")
 
@@ -329,7 +330,8 @@ class StreamRecovery:
         self._open_ended = not self._missing()
         self._probe = False
         self.counters.fetches += 1
-        self._effects.append(Fetch(self._token, self.last + 1 if self._suspect is None else self._suspect))
+        start = self.last + 1 if self._suspect is None else self._suspect
+        self._effects.append(Fetch(self._token, start, self._fresh))
 
     def _connected(self, now: float) -> None:
         if self.recovery != "replay":
@@ -398,7 +400,7 @@ class StreamRecovery:
         self._fetching = False
         self._attempts = 0
         self._incomplete = None
-        self._first = False
+        self._first = self._fresh = False
         self.last = event.seq
         self._fingerprints.clear()
         for seq in [seq for seq in self._held if seq <= event.seq]:
@@ -454,6 +456,7 @@ class StreamRecovery:
             else:
                 self._restart("false_incarnation" if returned else "new_incarnation", event.incarnation)
             self._lag = event.seq
+            self._fresh = returned
         if not event.settled:
             self._witness.forget()
         elif self._witness.contradicts(event.seq, max(self.last, self._target, max(self._held, default=-1)), now):
@@ -472,7 +475,9 @@ class StreamRecovery:
         self._clear(reason)
         self._drop_held()
         self.last = -1
-        self._target = self._lag = seq
+        self._target = seq
+        self._lag = min(self._lag, seq)
+        self._fresh = True
         self._fetching = False
         self._attempts = 0
         self._catching_up = None
@@ -485,6 +490,7 @@ class StreamRecovery:
             self._unhold(false)
             self.counters.dropped += 1
         self._target = min(self._target, seq)
+        self._lag = min(self._lag, seq)
         self._witness.forget()
         self._settle()
 

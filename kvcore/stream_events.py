@@ -121,10 +121,12 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Get what was published from ``from_seq`` on, and answer with ``token``; it replaces a fetch still running."""
+    """Get what was published from ``from_seq`` on, and answer with ``token``; it replaces a fetch still running.
+    ``fresh``: what was asked for before now is no answer, since what came since then may be false."""
 
     token: int
     from_seq: int
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

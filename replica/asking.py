@@ -38,6 +38,11 @@ class SnapshotQueue:
         self._ticket = 0
         self._open = 0
 
+    @property
+    def newest(self) -> int:
+        """Number of the last question, of any worker; 0: none."""
+        return self._ticket
+
     def seen(self, worker: str) -> None:
         """Its bridge is there. Only a live one is asked."""
         entry = self._workers.setdefault(worker, _Worker())

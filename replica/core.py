@@ -126,7 +126,7 @@ class Replica:
                 self._restored(event, now, effects)
             case SnapshotFailed():
                 if self._queue.close(event.worker, event.ticket):
-                    self._snapshot_failed(event.worker, event.reason, now, effects)
+                    self._snapshot_failed(event.worker, event.ticket, event.reason, now, effects)
             case RequestEnded():
                 self._ended(event.end, effects)
             case PromptPlaced():
@@ -204,6 +204,7 @@ class Replica:
                     effects.append(Say("source_cleared", fields, warning=True))
                 case Fetch():
                     source.wants = effect.token
+                    source.wants_after = self._queue.newest if effect.fresh else 0
                     self.gaps[worker, "asked"] += 1
                     self._queue.want(worker)
                 case StateChanged():
@@ -260,7 +261,7 @@ class Replica:
         marks = {mark.rank: mark for mark in event.marks}
         usable = {
             (worker, source.rank): source
-            for source in self._wanting(worker)
+            for source in self._wanting(worker, event.ticket)
             if (mark := marks.get(source.rank)) is not None
             and source.wants is not None
             and source.machine.accepts(source.wants, mark.incarnation, mark.seq)
@@ -278,25 +279,27 @@ class Replica:
             self.gaps[worker, "restored"] += 1
             source.parity.event()
             self._tell(source, effects)
-        if any(self._wanting(worker)):
-            self._snapshot_failed(worker, "stale_snapshot", now, effects)
+        if self._wanting(worker, event.ticket):
+            self._snapshot_failed(worker, event.ticket, "stale_snapshot", now, effects)
         elif all(source.machine.state == "synced" for source in usable.values()):
             self._queue.succeeded(worker)
         else:
             self._queue.failed(worker, now)  # it did not reach far enough; nor may the next one
 
-    def _snapshot_failed(self, worker: str, reason: str, now: float, effects: list[ReplicaEffect]) -> None:
+    def _snapshot_failed(self, worker: str, ticket: int, reason: str, now: float, effects: list[ReplicaEffect]) -> None:
         self._queue.failed(worker, now)
         self.gaps[worker, reason] += 1
         effects.append(Say("snapshot_failed", {"worker": worker, "reason": reason}, warning=True))
-        for source in self._wanting(worker):
+        for source in self._wanting(worker, ticket):
             token, source.wants = source.wants, None
             assert token is not None
             self._feed(source, FetchFailed(token, reason), now, effects)
             self._tell(source, effects)
 
-    def _wanting(self, worker: str) -> list[Source]:
-        return [source for source in self.sources.get(worker, {}).values() if source.wants is not None]
+    def _wanting(self, worker: str, ticket: int) -> list[Source]:
+        """Sources that the answer to this question may serve."""
+        sources = self.sources.get(worker, {}).values()
+        return [source for source in sources if source.wants is not None and source.wants_after < ticket]
 
     # Workers
 

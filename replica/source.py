@@ -28,7 +28,8 @@ def _cut(reason: str | None) -> str | None:
 
 @dataclass(slots=True)
 class Source:
-    """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers.
+    """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers,
+    if it was asked for after the question ``wants_after``.
 
     ``only_sent``: it is approximate, and its events are not to be trusted at all. ``measured``: its events go on
     without a hole, so that what they would predict can be compared with what the engine reports; ``spell`` counts the
@@ -44,6 +45,7 @@ class Source:
     since: float
     stream: RankStream | None = None
     wants: int | None = None
+    wants_after: int = 0
     told: tuple[object, ...] = ()
     health: SourceHealth = "blind"
     reason: str | None = "no_events"

@@ -354,7 +354,7 @@ def test_heartbeats_that_stay_below_end_a_lie() -> None:
     assert beats(stream, "a", 3, [1.0, 2.0, 3.0, 4.0]) == []
     assert beats(stream, "a", 3, [5.0]) == [
         Clear("ahead_of_bridge"),
-        Fetch(1, 0),
+        Fetch(1, 0, fresh=True),
         StateChanged("catching_up", "ahead_of_bridge"),
     ]
     assert feed(stream, [Restored(1, "a", 3)], 5.0) == [StateChanged("synced", None)]
@@ -396,7 +396,7 @@ def test_the_incarnation_that_heartbeats_go_on_naming_is_taken_back() -> None:
     assert beats(stream, "a", 1, [1.0, 1.5, 2.0]) == []
     assert beats(stream, "a", 1, [3.0]) == [
         Clear("false_incarnation"),
-        Fetch(2, 0),
+        Fetch(2, 0, fresh=True),
     ]
     assert not stream.accepts(2, "x", 5)
     assert feed(stream, [Restored(2, "a", 1), bus(6, "x"), bus(2)], 3.0) == [
@@ -410,7 +410,7 @@ def test_two_payloads_of_one_number() -> None:
     stream = StreamRecovery("snapshot")
     feed(stream, [bus(0, first=True), bus(1), bus(1)])
     assert stream.counters.duplicates == 1
-    assert feed(stream, [LiveBatch(1, b"other", "a")])[:2] == [Clear("contradicted"), Fetch(1, 0)]
+    assert feed(stream, [LiveBatch(1, b"other", "a")])[:2] == [Clear("contradicted"), Fetch(1, 0, fresh=True)]
     feed(stream, [Restored(1, "a", 1), bus(3), LiveBatch(3, b"other", "a")])
     assert (stream.held, stream.counters.cleared) == (0, 1)
     feed(stream, [Tick()], 2.0)

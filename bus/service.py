@@ -24,7 +24,7 @@ from prometheus_client import REGISTRY
 from bus.errors import BusError, SettingsError, cannot_listen
 from bus.health import HealthServer, LoopLag, ProcessCollector
 from bus.interface import Bus, ServedEndpoints
-from bus.log import EventLog, set_up_logging
+from bus.log import EventLog, set_up_logging, tell_left_out
 from bus.nats import connect
 from bus.settings import (
     CommonSettings,
@@ -129,6 +129,7 @@ class ServiceProcess(Generic[S]):
             loop.add_signal_handler(number, self._on_signal, number)
         tasks = Tasks()
         tasks.start("loop-lag", self._lag.watch())
+        tasks.start("log", _tell_left_out())
         twin = kvcore_in_use()
         if twin is not None:
             log.info("kvcore", implementation=twin[0], why=twin[1])
@@ -251,6 +252,13 @@ class ServiceProcess(Generic[S]):
             await served.stop()
         if self._service is not None:
             await self._service.stop(timeout_s)
+
+
+async def _tell_left_out() -> None:
+    """A log that has fallen silent says all the same what it left out."""
+    while True:
+        await asyncio.sleep(1.0)
+        tell_left_out()
 
 
 def kvcore_in_use() -> tuple[str, str | None] | None:

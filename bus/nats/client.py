@@ -24,7 +24,7 @@ log = EventLog(__name__)
 Direct = Callable[[str, bytes, dict[str, str] | None, str], None]
 """Handles a message: subject, payload, headers, reply. Must not raise."""
 
-_READ_AHEAD_S = 0.008
+_READ_AHEAD_S = 0.003
 """How long after its turn a client goes on to sort what has arrived into lines, so that a lone message is not
 kept behind a flood to another subscription."""
 

@@ -14,11 +14,29 @@ class ReplicaError(Exception):
     reason = "replica_error"
 
 
+BRIDGE_REASONS = frozenset(
+    {
+        "too_many_askers",
+        "engine_unknown",
+        "index_busy",
+        "bus_down",
+        "bus_timeout",
+        "closed",
+        "no_responders",
+        "payload_too_large",
+        "stream_error",
+    }
+)
+"""What a bridge may say when it has no snapshot. Any other word of it is foreign text, and counted as ``other``."""
+
+_TEXT_CHARACTERS = 200
+
+
 class SnapshotError(ReplicaError):
     """No usable snapshot of ``worker``."""
 
     def __init__(self, worker: str, reason: str, text: str) -> None:
-        super().__init__(f"snapshot of {worker}: {text}")
+        super().__init__(f"snapshot of {worker}: {text[:_TEXT_CHARACTERS]}")
         self.worker = worker
         self.reason = reason
 

@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from xxhash import xxh3_64
+
 from bus import subjects
 from bus.errors import BusError
 from bus.interface import Bus, BusMessage, ObjectStore, Subscription
 from bus.log import EventLog
 from bus.slices import in_slices
 from bus.tasks import Tasks
+from kvcore.dump import Steps
 from kvcore.errors import BadDumpError
 from replica.config import ReplicaSettings
 from replica.core import Replica
 from replica.effects import AskSnapshot, ReplicaEffect, Say, SourceChanged
-from replica.errors import SnapshotError
+from replica.errors import BRIDGE_REASONS, SnapshotError
 from replica.events import (
     BatchReceived,
     PromptPlaced,
@@ -58,6 +61,19 @@ _SNAPSHOT_PREFIX = f"{subjects.ROOT}.kv.snapshot."
 M = TypeVar("M", WorkerState, RequestEnd)
 
 
+DIGEST_BYTES = 1 << 20
+"""Bytes digested in one step: 0.1 ms."""
+
+
+def digest(dump: bytes) -> Steps[str]:
+    """XXH3-64 of ``dump`` in hex, in steps."""
+    state = xxh3_64()
+    for start in range(0, len(dump), DIGEST_BYTES):
+        state.update(memoryview(dump)[start : start + DIGEST_BYTES])
+        yield
+    return state.hexdigest()
+
+
 class ReplicaFeed:
     """Keeps its replica as new as the bus allows. ``changed`` hears of every change of a source's health, ``placed`` of
     every prompt that was sent somewhere.
@@ -96,6 +112,7 @@ class ReplicaFeed:
         self._objects: ObjectStore
         self._batches: Subscription | None = None
         self._dropped_before = 0
+        self._questions: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, bus: Bus, tasks: Tasks, *, facts: bool = True) -> None:
         """Subscribe. Workers make themselves known within a heartbeat. Without ``facts`` the owner hears the facts
@@ -221,7 +238,11 @@ class ReplicaFeed:
         for effect in effects:
             match effect:
                 case AskSnapshot():
-                    self._tasks.start(f"snapshot-{effect.worker}", self._fetch_snapshot(effect))
+                    before = self._questions.pop(effect.worker, None)
+                    if before is not None:
+                        before.cancel()  # its bridge is gone, and a new one is there
+                    task = self._tasks.start(f"snapshot-{effect.worker}", self._fetch_snapshot(effect))
+                    self._questions[effect.worker] = task
                 case SourceChanged():
                     if self._changed is not None:
                         self._changed(effect)
@@ -276,11 +297,18 @@ class ReplicaFeed:
             async with asyncio.timeout(self._settings.snapshot_timeout_s * 2):
                 reply, dump = await self._snapshot(effect.worker)
         except TimeoutError:
-            self._handle(SnapshotFailed(effect.worker, effect.ticket, "snapshot_timeout"))
-        except (BusError, SnapshotError) as error:
-            self._handle(SnapshotFailed(effect.worker, effect.ticket, error.reason))
+            self._failed(effect, "snapshot_timeout")
+        except SnapshotError as error:
+            self._failed(effect, error.reason)
+        except BusError as error:
+            self._failed(effect, error.reason)
         else:
+            self._questions.pop(effect.worker, None)
             await self._load(effect, reply.marks, dump)
+
+    def _failed(self, effect: AskSnapshot, reason: str) -> None:
+        self._questions.pop(effect.worker, None)
+        self._handle(SnapshotFailed(effect.worker, effect.ticket, reason))
 
     async def _load(self, effect: AskSnapshot, marks: tuple[RankMark, ...], dump: bytes) -> None:
         """Millions of blocks take seconds: in slices, between which questions are answered and batches taken."""
@@ -310,12 +338,15 @@ class ReplicaFeed:
         except BadMessageError as error:
             raise SnapshotError(worker, error.reason, str(error)) from error
         if reply.error is not None:
-            raise SnapshotError(worker, reply.error, f"the bridge answered {reply.error}")
+            reason = reply.error if reply.error in BRIDGE_REASONS else "other"
+            raise SnapshotError(worker, reason, f"the bridge answered {reply.error}")
         if reply.bucket != subjects.OBJECTS_SNAPSHOTS:
             raise SnapshotError(worker, "unknown_bucket", f"it is in {reply.bucket!r}")
         dump = await self._objects.get(reply.key)
         if len(dump) != reply.size_bytes:
             raise SnapshotError(worker, "snapshot_overwritten", "the object is not the one the bridge spoke of")
+        if reply.digest and await in_slices(digest(dump), SLICE_S) != reply.digest:
+            raise SnapshotError(worker, "snapshot_damaged", "the bytes are not those that the bridge wrote")
         return reply, dump
 
     async def _tick(self) -> None:

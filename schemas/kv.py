@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from schemas.base import BadMessageError, Count, Message, Number, Sequence
 
@@ -95,11 +97,15 @@ class RankMark(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SnapshotReply(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Object-store ``bucket`` and ``key`` of the dump, its size, and the seq each rank stands for; or ``error``."""
+    """Object-store ``bucket`` and ``key`` of the dump, its size, and the seq each rank stands for; or ``error``.
+
+    ``digest``: XXH3-64 (hex) of the dump; empty from a bridge that does not say it.
+    """
 
     worker: str
     bucket: str = ""
     key: str = ""
     size_bytes: Number = 0
+    digest: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")] = ""
     marks: tuple[RankMark, ...] = ()
     error: str | None = None

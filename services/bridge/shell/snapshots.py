@@ -156,6 +156,7 @@ class SnapshotDesk:
             bucket=subjects.OBJECTS_SNAPSHOTS,
             key=key,
             size_bytes=len(dump),
+            digest=checkpoint.digest,
             marks=tuple(rank.mark for rank in kept),
         )
         return self._last

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from xxhash import xxh3_64_hexdigest
 
 from bus import subjects
 from bus.interface import Bus
@@ -49,6 +50,8 @@ class Publisher:
         self.at: Bridge = bridge()
         self.asked = 0
         self.early: tuple[bytes, int] | None = None
+        self.damaged = self.silent = 0
+        self.errors: list[str] = []
 
     async def start(self) -> None:
         self._objects = await self._bus.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
@@ -60,14 +63,28 @@ class Publisher:
     def _asked(self, reply: str, payload: bytes) -> None:
         from_json(payload, SnapshotRequest)
         self.asked += 1
+        if self.silent:
+            return
         self._tasks.start("snapshot", self._answer(reply))
 
     async def _answer(self, reply: str) -> None:
         dump, seq = self.early or (self.at.index.dump(), self.at.seq)
         marks = (RankMark(rank=0, incarnation=self.at.incarnation, seq=seq),)
-        await self._objects.put("w.0", dump)
+        if self.errors:
+            self._bus.publish(reply, to_json(SnapshotReply(worker="w", error=self.errors.pop())))
+            return
+        stored_as = dump
+        if self.damaged:
+            self.damaged -= 1
+            stored_as = dump[:-1] + bytes([dump[-1] ^ 1])
+        await self._objects.put("w.0", stored_as)
         answer = SnapshotReply(
-            worker="w", bucket=subjects.OBJECTS_SNAPSHOTS, key="w.0", size_bytes=len(dump), marks=marks
+            worker="w",
+            bucket=subjects.OBJECTS_SNAPSHOTS,
+            key="w.0",
+            size_bytes=len(dump),
+            digest=xxh3_64_hexdigest(dump),
+            marks=marks,
         )
         self._bus.publish(reply, to_json(answer))
 
@@ -205,3 +222,32 @@ async def test_without_its_connection_a_source_says_that_it_lacks_something(bus:
 
         await eventually(told, what="the source says so")
         assert bus.connected
+
+
+async def test_what_a_bridge_answers_is_checked(bus: Bus, publisher: Publisher) -> None:
+    """Bytes that are not those it wrote are not loaded, its words are not made labels, and it is asked again."""
+    async with running(bus, Replica(ReplicaSettings(snapshot_retry_s=0.05), "own")) as feed:
+        publisher.publish(stored(0), heard=False)
+        publisher.publish(stored(1))
+        publisher.damaged = 1
+        publisher.errors = ["index_busy", "x" * 10_000]
+        publisher.beat()
+        await eventually(lambda: reach(feed, 0) == (1, "synced"), what="the snapshot")
+        told = {reason: count for (_, reason), count in feed.replica.gaps.items() if reason != "asked"}
+        # The third failure also cleared the rank.
+        assert told == {"other": 1, "index_busy": 1, "snapshot_damaged": 2, "restored": 1}
+
+
+async def test_a_question_to_a_dead_bridge_is_not_waited_for(bus: Bus, publisher: Publisher) -> None:
+    """A bridge was killed while it was answering: the next one is asked as soon as it is heard."""
+    async with running(bus, Replica(ReplicaSettings(snapshot_timeout_s=600.0), "own")) as feed:
+        publisher.publish(stored(0), heard=False)
+        publisher.publish(stored(1))
+        publisher.silent = 1
+        publisher.beat()
+        await eventually(lambda: publisher.asked > 0, what="the question")
+        publisher.silent = 0
+        publisher.at.epoch += 1
+        publisher.beat()
+        await eventually(lambda: reach(feed, 0) == (1, "synced"), what="the snapshot of the new bridge")
+        assert publisher.asked == 2

@@ -123,6 +123,7 @@ SAMPLES: tuple[Message, ...] = (
         bucket="TG_SNAPSHOTS",
         key="w1",
         size_bytes=1_234,
+        digest="0123456789abcdef",
         marks=(RankMark(rank=0, incarnation="1760000000.1", seq=9),),
     ),
     IndexSource(

@@ -51,7 +51,9 @@ ifeq ($(TIDEGATE_NATIVE),0)
 	@$(BIN)/python -m pip uninstall --yes --quiet --disable-pip-version-check tidegate-kvcore 2>/dev/null
 	@echo "kvcore: pure Python (TIDEGATE_NATIVE=0)"
 else
-	@echo "kvcore: pure Python, because cargo is not found; with Rust 1.88 or newer installed, make setup builds the native twin"
+	@TIDEGATE_KVCORE=auto $(BIN)/python -c 'from kvcore import IMPLEMENTATION as used, WHY; \
+	  print("kvcore: the native twin that is installed is kept and used; it cannot be built again, because cargo is not found" \
+	  if used == "native" else f"kvcore: pure Python ({WHY}); cargo is not found: with Rust 1.88 or newer, make setup builds the native twin")'
 endif
 	@touch $@
 

@@ -1,10 +1,14 @@
 """``main`` of every service: settings, bus, health pages, signals, clean stop.
 
+    with imports_of("indexer"):
+        from services.indexer.config import IndexerSettings
+        from services.indexer.shell.service import IndexerService
+
     if __name__ == "__main__":
         sys.exit(run_service("indexer", IndexerSettings, IndexerService))
 
-Exit codes: 0 stopped as asked; 1 a task failed or the bus is gone for good (the supervisor restarts); 2 a setting is
-wrong (one sentence on stderr; restarting does not help).
+Exit codes: 0 stopped as asked; 1 a task failed or the bus is gone for good (the supervisor restarts); 2 a setting or
+the installation is wrong (one sentence on stderr; restarting does not help).
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -54,6 +59,24 @@ class Service(Protocol):
 
 S = TypeVar("S", bound=CommonSettings)
 Factory = Callable[[S], Service]
+
+
+@contextmanager
+def imports_of(section: str) -> Iterator[None]:
+    """Around a main's imports: what of ours cannot be imported, and says why, ends the process with that sentence."""
+    try:
+        yield
+    except ImportError as error:
+        if not says_why(error):
+            raise
+        print(f"tidegate {section}: {error}", file=sys.stderr)  # noqa: T201 - the one sentence for whoever started us
+        raise SystemExit(2) from None
+
+
+def says_why(error: ImportError) -> bool:
+    """Whether it is one of our own errors, which have a stable ``reason`` (`kvcore.errors.TwinError`); the bus imports
+    nothing of `kvcore`."""
+    return hasattr(error, "reason")
 
 
 def run_service(section: str, kind: type[S], factory: Factory[S], argv: Sequence[str] | None = None) -> int:

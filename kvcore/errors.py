@@ -59,7 +59,8 @@ class BadDumpError(KvCoreError):
     reason = "bad_dump"
 
 
-class TwinError(KvCoreError):
-    """``TIDEGATE_KVCORE`` names no twin, or the native one where there is none that fits."""
+class TwinError(KvCoreError, ImportError):
+    """``TIDEGATE_KVCORE`` names no twin, or the native one where there is none that fits: `kvcore` cannot be
+    imported."""
 
     reason = "no_such_twin"

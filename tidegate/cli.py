@@ -11,7 +11,7 @@ import click
 
 from bus.errors import BusError, SettingsError
 from bus.log import set_up_logging
-from bus.service import package_version
+from bus.service import package_version, says_why
 from tidegate.errors import TidegateError
 
 COMMANDS = {
@@ -72,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except BusError as error:
         return _fail(f"{error} ({error.reason})", 1)
+    except ImportError as error:
+        if not says_why(error):
+            raise
+        return _fail(str(error), 2)
     except BrokenPipeError:
         # The reader of our output has gone (`tidegate tail | head`); what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

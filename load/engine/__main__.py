@@ -20,11 +20,14 @@ import uvloop
 
 from bus.errors import SettingsError, cannot_listen
 from bus.log import EventLog, set_up_logging
+from bus.service import imports_of
 from bus.settings import describe_settings, load_with_origins, parse_overrides, setting_values, show_settings
 from bus.tasks import Tasks
-from load.engine.config import EngineSettings
-from load.engine.engine import Engine
-from load.engine.server import EngineServer
+
+with imports_of("engine"):
+    from load.engine.config import EngineSettings
+    from load.engine.engine import Engine
+    from load.engine.server import EngineServer
 
 SECTION = "engine"
 UNUSED = frozenset({"nats_url"})

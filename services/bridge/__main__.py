@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from bus.service import run_service
-from services.bridge.config import BridgeSettings
-from services.bridge.shell.service import BridgeService
+from bus.service import imports_of, run_service
+
+with imports_of("bridge"):
+    from services.bridge.config import BridgeSettings
+    from services.bridge.shell.service import BridgeService
 
 if __name__ == "__main__":
     sys.exit(run_service("bridge", BridgeSettings, BridgeService))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import kvcore.twin  # noqa: F401 - what the children would refuse to begin with is said before they are started
 from bus.errors import NotConnectedError
 from bus.nats import connect
 from bus.settings import redact

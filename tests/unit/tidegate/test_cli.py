@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from bus.service import imports_of
 from tidegate.cli import COMMANDS, main
 from tidegate.commands.up import Screen
 from tidegate.errors import NoSystemError, PortTakenError
 from tidegate.locate import USUAL_URL, locate
 from tidegate.supervisor.ports import PortPicker, is_free
 from tidegate.supervisor.state import EngineState, SystemState, read_state, remove_state, write_state
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -147,3 +154,43 @@ def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     with pytest.raises(PortTakenError, match=f"port {ports[0]} .* --port"):
         picker.exactly(ports[0], "--port")
     assert picker.pick(preferred=ports[0]) != ports[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "name"),
+    [
+        ("tidegate", ["doctor"], "tidegate"),
+        ("tidegate", ["up", "--port", "0"], "tidegate"),
+        ("services.indexer", [], "tidegate indexer"),
+        ("services.bridge", [], "tidegate bridge"),
+        ("services.admission", [], "tidegate admission"),
+        ("services.ingress", [], "tidegate ingress"),
+        ("load.engine", [], "tidegate engine"),
+    ],
+)
+def test_a_kvcore_that_cannot_be_had_is_one_sentence(
+    module: str, arguments: list[str], name: str, tmp_path: Path
+) -> None:
+    """``TIDEGATE_KVCORE=native`` without a build that fits, in every process that needs it: what is wrong and what to
+    do, code 2, no traceback, and nothing is started."""
+    (tmp_path / "tidegate_kvcore.py").write_text("API = None")
+    environ = {**os.environ, "TIDEGATE_KVCORE": "native", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"{name}: TIDEGATE_KVCORE=native, but the installed tidegate_kvcore is too old")
+    assert "make setup" in sentence
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["tidegate_kvcore.py"]
+
+
+def test_an_import_that_fails_for_another_reason_is_no_sentence() -> None:
+    """A package that is missing is shown with where it was missed."""
+    with pytest.raises(ModuleNotFoundError), imports_of("x"):
+        importlib.import_module("no_such_module_at_all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,17 @@ def test_every_bridge_stands_for_an_engine_of_the_file() -> None:
         if module_of(service) == "services.bridge"
     ]
     assert sorted(f"http://{name}:8000" for name in engines) == sorted(asked)
+
+
+def test_the_build_context_holds_every_package_of_the_wheel() -> None:
+    """What is packed is copied into the image, and what is copied is not kept out by ``.dockerignore``."""
+    packed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    )
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    copied = {
+        word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
+    }
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert packed <= copied
+    assert {word.split("/")[0] for word in copied} <= {word.split("/")[0] for word in allowed}

@@ -49,7 +49,7 @@ from kvcore.stream_events import (
     StreamState,
     Tick,
 )
-from kvcore.stream_witness import Witness
+from kvcore.stream_witness import LATE_S, Witness
 
 __all__ = [
     "Clear",
@@ -105,6 +105,7 @@ class StreamRecovery:
         self._lag = -1
         self._fingerprints: dict[int, int] = {}
         self._fresh = False
+        self._named_at = float("-inf")  # by a batch; heartbeats that are late still name the incarnation before
         self._witness = Witness()
         self._now = float("-inf")
 
@@ -199,10 +200,12 @@ class StreamRecovery:
         if self._witness.is_retired(batch.incarnation):
             self.counters.dropped += 1
             return
-        if self.incarnation is None:
-            self.incarnation = batch.incarnation
-        elif batch.incarnation != self.incarnation:
-            self._restart("new_incarnation", batch.incarnation)
+        if batch.incarnation != self.incarnation:
+            self._named_at = now
+            if self.incarnation is None:
+                self.incarnation = batch.incarnation
+            else:
+                self._restart("new_incarnation", batch.incarnation)
         if batch.first and self._first:
             self.last = batch.seq - 1
         if batch.seq <= self.last or batch.seq in self._held:
@@ -447,6 +450,10 @@ class StreamRecovery:
     # Doubt
 
     def _heartbeat(self, event: Heartbeat, now: float) -> None:
+        if event.incarnation == self.incarnation:
+            self._named_at = float("-inf")
+        elif 0 <= now - self._named_at < LATE_S:
+            return
         returned = self._witness.is_retired(event.incarnation)
         if not self._witness.named(event.incarnation, now):
             return

@@ -64,9 +64,7 @@ class Witness:
         name, times = self._named
         if name != incarnation:
             times = 0
-        if not since <= now - LATE_S:
-            return False
-        if times and not self._apart(now):
+        if 0 <= now - since < LATE_S or (times and not self._apart(now)):
             return False
         self._counted_at = now
         self._named = (incarnation, times + 1)

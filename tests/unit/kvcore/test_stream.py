@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvcore.stream import (
@@ -419,6 +419,7 @@ def test_two_payloads_of_one_number() -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example(gaps=[0.5], delays=[1.0], restarts={0}, late="facts")
 @given(
     gaps=st.lists(st.floats(0.01, 0.6), min_size=1, max_size=60),
     delays=st.lists(st.floats(0.0, 1.2), min_size=1, max_size=20),

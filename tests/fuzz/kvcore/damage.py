@@ -111,7 +111,9 @@ def damaged_payload(rng: Random) -> bytes:
         events = value[1] if isinstance(value, list) and len(value) > 1 else None
         if isinstance(events, list) and events and rng.randrange(10):
             at = rng.randrange(len(events))
-            events[at] = damaged_value(rng, events[at], 0 if rng.randrange(20) else 1)
+            changed = damaged_value(rng, events[at], 0 if rng.randrange(20) else 1)
+            # Made anew: the list may be one of `SCALARS`, and would end up in itself, in this case and all later ones.
+            value = [value[0], [*events[:at], changed, *events[at + 1 :]], *value[2:]]
         else:
             value = damaged_value(rng, value)
     payload = msgspec.msgpack.encode(value)
@@ -154,9 +156,9 @@ def damaged_dump(rng: Random, dump: bytes) -> bytes:
                 other = rng.randrange(len(changed)) // 8 * 8
                 changed[at // 8 * 8 : at // 8 * 8 + 8] = changed[other : other + 8]
             group[name] = bytes(changed)
-        elif isinstance(column, list) and column and isinstance(event := rng.choice(column), dict):
+        elif isinstance(column, list) and column and isinstance(column[at := rng.randrange(len(column))], dict):
             field, values = rng.choice(_WAITING)
-            event[field] = rng.choice(values)
+            group[name] = [*column[:at], {**column[at], field: rng.choice(values)}, *column[at + 1 :]]
         else:
             group[name] = rng.choice((damaged_value(rng, column, 1), rng.choice(groups)[name]))
     return msgspec.msgpack.encode(value)

@@ -73,7 +73,7 @@ async def test_a_service_says_which_kvcore_it_works_with(tmp_path: Path, nats_se
         assert "kvcore" not in process.stderr
     wrong = {"TIDEGATE_KVCORE": "rust"}
     async with python_process("services.bridge", *settings, directory=tmp_path, environment=wrong) as process:
-        assert await process.wait() == 1
+        assert await process.wait() == 2
         assert "TIDEGATE_KVCORE must be one of auto, native, python, not 'rust'" in process.stderr
 
 

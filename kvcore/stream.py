@@ -104,7 +104,7 @@ class StreamRecovery:
         self._incomplete: str | None = None
         self._lag = -1
         self._fingerprints: dict[int, int] = {}
-        self._fresh = False
+        self._fresh = False  # in doubt: nothing is delivered before a snapshot that was asked for after now
         self._named_at = float("-inf")  # by a batch; heartbeats that are late still name the incarnation before
         self._witness = Witness()
         self._now = float("-inf")
@@ -171,6 +171,7 @@ class StreamRecovery:
     def publisher_restarted(self) -> None:
         """The publisher is another process: it may use a name again that was over for the old one, and be behind it."""
         self._witness.restarted()
+        self._named_at = float("-inf")
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
         """Whether ``seq`` was delivered with another payload: then the publisher is another process."""
@@ -206,7 +207,7 @@ class StreamRecovery:
                 self.incarnation = batch.incarnation
             else:
                 self._restart("new_incarnation", batch.incarnation)
-        if batch.first and self._first:
+        if batch.first and self._first and not self._fresh:
             self.last = batch.seq - 1
         if batch.seq <= self.last or batch.seq in self._held:
             if self.recovery == "snapshot":
@@ -216,7 +217,7 @@ class StreamRecovery:
                 self.counters.duplicates += 1
                 return
             self._restart("restarted", self.incarnation)
-        if batch.seq == self.last + 1 and self._suspect is None:
+        if batch.seq == self.last + 1 and self._suspect is None and not self._fresh:
             self._deliver(batch.seq, batch.payload)
             self._settle()
             return
@@ -296,7 +297,8 @@ class StreamRecovery:
 
     def _settle(self) -> None:
         """Deliver what is held behind the last one delivered; nothing missing: caught up."""
-        while self._held and self._suspect is None and (payload := self._unhold(self.last + 1)) is not None:
+        waits = self._suspect is not None or self._fresh
+        while self._held and not waits and (payload := self._unhold(self.last + 1)) is not None:
             self._deliver(self.last + 1, payload)
         # Of a fetch for what we do not know of, only its end tells that it is over.
         asking = self._probe or (self._fetching and self._open_ended)
@@ -316,7 +318,7 @@ class StreamRecovery:
     # Fetching
 
     def _missing(self) -> bool:
-        return bool(self._held) or self._target > self.last
+        return self._fresh or bool(self._held) or self._target > self.last
 
     def _catch_up(self, reason: str, now: float) -> None:
         if self._catching_up is None:
@@ -441,6 +443,7 @@ class StreamRecovery:
         self._witness.forget()
         self.incarnation = incarnation
         self.last = self._target = self._lag = -1
+        self._fresh = False
         self._drop_held()
         self._fetching = self._probe = False
         self._suspect = None
@@ -463,7 +466,7 @@ class StreamRecovery:
             else:
                 self._restart("false_incarnation" if returned else "new_incarnation", event.incarnation)
             self._lag = event.seq
-            self._fresh = returned
+            self._fresh = returned and event.seq >= 0
         if not event.settled:
             self._witness.forget()
         elif self._witness.contradicts(event.seq, max(self.last, self._target, max(self._held, default=-1)), now):

@@ -423,7 +423,7 @@ def test_two_payloads_of_one_number() -> None:
 @given(
     gaps=st.lists(st.floats(0.01, 0.6), min_size=1, max_size=60),
     delays=st.lists(st.floats(0.0, 1.2), min_size=1, max_size=20),
-    restarts=st.sets(st.integers(0, 59), max_size=2),
+    restarts=st.sets(st.integers(0, 59), max_size=1),
     late=st.sampled_from(["facts", "batches", "both"]),
 )
 def test_nothing_is_cleared_however_facts_and_batches_interleave(

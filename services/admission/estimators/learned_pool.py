@@ -1,0 +1,271 @@
+"""All learned quantities of one model pool, fed by what happens to its programs.
+
+A program is known by a key of its owner's choice from its first turn to its end; until then its attained work and
+context are censored samples of its class, and of the pool (the class ``*``). Its context counts by the largest it had,
+which is its final one unless the harness compacted: capacity is needed for the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from services.admission.estimators.class_key import ClassKey
+from services.admission.estimators.errors import BadSampleError, sample
+from services.admission.estimators.growth import ContextGrowth, OutputLength
+from services.admission.estimators.least_recent import LeastRecentlyUsed
+from services.admission.estimators.order_correlation import OrderCorrelation
+from services.admission.estimators.queueing import QueueingDelay
+from services.admission.estimators.reload_cost import H100_8B as RELOAD_H100_8B
+from services.admission.estimators.reload_cost import ReloadCost
+from services.admission.estimators.residual import (
+    MIN_COMPLETIONS_CONTEXT,
+    MIN_COMPLETIONS_WORK,
+    ResidualEstimator,
+    predicted_final_context,
+)
+from services.admission.estimators.tool_times import ToolTimes
+from services.admission.estimators.work import H100_8B as WORK_H100_8B
+from services.admission.estimators.work import WorkCost
+
+MAX_CLASSES = 64
+MAX_PROGRAMS = 100_000
+
+
+class Prediction(NamedTuple):
+    """A mean residual, and whose past it is taken from: the program's class, or all of the pool."""
+
+    value: float
+    source: Literal["class", "pooled"]
+
+
+class Attained(NamedTuple):
+    """What a program has had: GPU seconds of work, tokens of context after its last turn, turns."""
+
+    work_s: float
+    context_tokens: int
+    turns: int
+
+
+class ClassEstimators:
+    """What is learned of one class. ``evicted``: the class was forgotten; programs that run are to join it anew."""
+
+    __slots__ = ("context", "evicted", "growth", "output", "work")
+
+    def __init__(self) -> None:
+        self.work = ResidualEstimator(min_completions=MIN_COMPLETIONS_WORK, quantity="work")
+        self.context = ResidualEstimator(min_completions=MIN_COMPLETIONS_CONTEXT, quantity="context")
+        self.growth = ContextGrowth()
+        self.output = OutputLength()
+        self.evicted = False
+
+    def enter(self, work_s: float, peak_tokens: int) -> None:
+        self.work.enter(work_s)
+        self.context.enter(peak_tokens)
+
+
+@dataclass(slots=True)
+class _Program:
+    """A program that runs. ``whole``: seen from its first turn, so that its totals are totals."""
+
+    key: ClassKey
+    own: ClassEstimators
+    whole: bool
+    work_s: float = 0.0
+    context: int = 0
+    peak: int = 0
+    turns: int = 0
+
+
+class LearnedPool:
+    """The estimators of one pool, bounded in memory. A sample that makes no sense changes nothing, raises nothing, and
+    is counted in ``refused`` by its reason: what a peer reports must not end a decision."""
+
+    def __init__(
+        self,
+        *,
+        work_cost: WorkCost = WORK_H100_8B,
+        reload_cost: ReloadCost = RELOAD_H100_8B,
+        tools: ToolTimes | None = None,
+        max_classes: int = MAX_CLASSES,
+        max_programs: int = MAX_PROGRAMS,
+    ) -> None:
+        self.work_cost = work_cost
+        self.reload_cost = reload_cost
+        self.tools = tools or ToolTimes()
+        self.order_correlation = OrderCorrelation()
+        self.queueing_delay = QueueingDelay()
+        self.pooled = ClassEstimators()
+        self.classes: LeastRecentlyUsed[ClassKey, ClassEstimators] = LeastRecentlyUsed(
+            max_classes, ClassEstimators, _mark_evicted
+        )
+        self.refused: dict[str, int] = {}
+        self.programs_dropped = 0
+        self._max_programs = max_programs
+        self._programs: dict[Hashable, _Program] = {}
+
+    def __len__(self) -> int:
+        """Programs that run."""
+        return len(self._programs)
+
+    # What happens.
+
+    def program_started(self, program: Hashable, key: ClassKey, *, from_start: bool = True) -> None:
+        """A program runs. ``from_start``: this is its first turn; of another one the totals will not be learned.
+
+        Idempotent. A full table drops its oldest program as abandoned.
+        """
+        if program in self._programs:
+            return
+        if len(self._programs) >= self._max_programs:
+            self.program_abandoned(next(iter(self._programs)))
+            self.programs_dropped += 1
+        own = self.classes.use(key)
+        self._programs[program] = _Program(key, own, from_start)
+        if from_start:
+            own.enter(0.0, 0)
+            self.pooled.enter(0.0, 0)
+
+    def turn_finished(
+        self, program: Hashable, key: ClassKey, *, prompt_tokens: int, output_tokens: int
+    ) -> Attained | None:
+        """A turn of the program ended, with its usage; a program not known yet is taken to have started with it.
+
+        ``key`` may differ from turn to turn: the latest is the program's class. None: the usage was refused.
+        """
+        context = prompt_tokens + output_tokens
+        before = self.attained(program) or Attained(0.0, 0, 0)
+        try:
+            done = self.work_cost.seconds(prompt_tokens, output_tokens, before.context_tokens)
+            work = sample("work", before.work_s + done)
+            sample("context", context)
+        except BadSampleError as error:
+            self._refuse(error)
+            return None
+        self.program_started(program, key)
+        known = self._programs[program]
+        self._join(known, key)
+        peak = max(known.peak, context)
+        both = (known.own, self.pooled)
+        if known.whole:
+            for estimators in both:
+                estimators.work.advance(known.work_s, work)
+                estimators.context.advance(known.peak, peak)
+        for estimators in both:
+            if known.turns and context >= known.context:
+                estimators.growth.record(context - known.context)
+            estimators.output.record(output_tokens)
+        known.work_s, known.context, known.peak = work, context, peak
+        known.turns += 1
+        return Attained(work, context, known.turns)
+
+    def program_finished(self, program: Hashable) -> None:
+        """The program completed: its totals are samples. A program that is not known, or had no turn, is none."""
+        known = self._programs.pop(program, None)
+        if known is None or not known.whole:
+            return
+        for estimators in self._rejoined(known):
+            if known.turns:
+                estimators.work.complete(known.work_s)
+                estimators.context.complete(known.peak)
+            else:
+                estimators.work.leave(known.work_s)
+                estimators.context.leave(known.peak)
+        if known.turns:
+            self.order_correlation.record(known.turns)
+
+    def program_abandoned(self, program: Hashable) -> None:
+        """The program was aborted or fell idle: its totals are only known to be no less (spec policy §4, Fallbacks)."""
+        known = self._programs.pop(program, None)
+        if known is None or not known.whole:
+            return
+        for estimators in self._rejoined(known):
+            if known.turns:
+                estimators.work.abandon(known.work_s)
+                estimators.context.abandon(known.peak)
+            else:
+                estimators.work.leave(known.work_s)
+                estimators.context.leave(known.peak)
+
+    def tool_returned(self, tool: str, seconds: float) -> None:
+        """A turn arrived so long after the end of its program's last one, which had called ``tool``."""
+        try:
+            self.tools.record(tool, seconds)
+        except BadSampleError as error:
+            self._refuse(error)
+
+    def unleased_return(self, seconds: float) -> None:
+        """A returning turn without a lease waited so long, held and in the engine's queue."""
+        try:
+            self.queueing_delay.record(seconds)
+        except BadSampleError as error:
+            self._refuse(error)
+
+    # What is known.
+
+    def attained(self, program: Hashable) -> Attained | None:
+        """What the program has had; None where it does not run."""
+        known = self._programs.get(program)
+        return None if known is None else Attained(known.work_s, known.context, known.turns)
+
+    def residual_work(self, key: ClassKey, attained_s: float = 0.0) -> Prediction | None:
+        """MR_work: GPU seconds still to come of a program that attained so many (V_p; none counts as 0)."""
+        return self._residual(key, attained_s, lambda estimators: estimators.work)
+
+    def residual_context(self, key: ClassKey, context_tokens: float = 0.0) -> Prediction | None:
+        """MR_ctx: tokens by which a program with such a context will still grow."""
+        return self._residual(key, context_tokens, lambda estimators: estimators.context)
+
+    def final_context(self, key: ClassKey, context_tokens: float, capacity_tokens: float) -> float:
+        """Pk_p: the context that the program is charged for, in tokens (spec policy §4)."""
+        residual = self.residual_context(key, context_tokens)
+        return predicted_final_context(
+            context_tokens, residual and residual.value, growth=self.growth(key), capacity=capacity_tokens
+        )
+
+    def growth(self, key: ClassKey) -> float:
+        """g: tokens that a turn adds to the context."""
+        own = self.classes.peek(key)
+        return own.growth.mean if own is not None and own.growth.is_ready else self.pooled.growth.mean
+
+    def output_p90(self, key: ClassKey) -> float:
+        """out_P90: tokens that nine of ten answers do not exceed."""
+        own = self.classes.peek(key)
+        return own.output.p90 if own is not None and own.output.is_ready else self.pooled.output.p90
+
+    # How.
+
+    def _residual(
+        self, key: ClassKey, attained: float, quantity: Callable[[ClassEstimators], ResidualEstimator]
+    ) -> Prediction | None:
+        own = self.classes.peek(key)
+        if own is not None:
+            value = quantity(own).mean_residual(attained)
+            if value is not None:
+                return Prediction(value, "class")
+        value = quantity(self.pooled).mean_residual(attained)
+        return None if value is None else Prediction(value, "pooled")
+
+    def _join(self, known: _Program, key: ClassKey) -> None:
+        """The program counts in this class now: labels may change, and a forgotten class may come back."""
+        own = self.classes.use(key)
+        if own is known.own:
+            return
+        if known.whole:
+            known.own.work.leave(known.work_s)
+            known.own.context.leave(known.peak)
+            own.enter(known.work_s, known.peak)
+        known.key, known.own = key, own
+
+    def _rejoined(self, known: _Program) -> tuple[ClassEstimators, ClassEstimators]:
+        if known.own.evicted:
+            self._join(known, known.key)
+        return known.own, self.pooled
+
+    def _refuse(self, error: BadSampleError) -> None:
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+
+
+def _mark_evicted(key: ClassKey, estimators: ClassEstimators) -> None:
+    estimators.evicted = True

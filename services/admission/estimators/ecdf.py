@@ -7,7 +7,7 @@ horizon, how long its KV would be held until then, which time to live is best, a
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
@@ -156,7 +156,8 @@ class Ecdf:
         return max(elapsed, self._times[at + 1] - max(0.0, room) / left)
 
     def quantile(self, share: float) -> float:
-        return self._times[min(bisect_right(self._returned, share * self._total - 1e-9), len(self._times) - 1)]
+        rank = max(1, math.ceil(share * self._total - 1e-9))
+        return self._times[min(bisect_left(self._returned, rank), len(self._times) - 1)]
 
 
 class Exponential:

@@ -112,9 +112,8 @@ class ToolTimes:
         self._max_samples = max_samples
         self._cold_start = cold_start or Exponential()
         self._pooled = History(self._history)
-        self._tools: LeastRecentlyUsed[str, History] = LeastRecentlyUsed(
-            max_tools, lambda: History(self._history), self._forget
-        )
+        self._max_tools = max_tools
+        self._tools = self._no_tools()
         self.samples = 0
 
     def __len__(self) -> int:
@@ -124,6 +123,9 @@ class ToolTimes:
     def evictions(self) -> int:
         """Tools forgotten for want of room."""
         return self._tools.evictions
+
+    def _no_tools(self) -> LeastRecentlyUsed[str, History]:
+        return LeastRecentlyUsed(self._max_tools, lambda: History(self._history), self._forget)
 
     def _forget(self, name: str, history: History) -> None:
         self.samples -= len(history)
@@ -181,8 +183,7 @@ class ToolTimes:
         names = [name for name, _ in tools]
         if len(set(names)) < len(names) or any(clean_label(name) != name for name in names):
             raise BadStateError("tool times", "bad_value", "names of tools that are no names, or twice the same")
-        while len(self._tools):
-            self._tools.evict()
+        self._tools, self.samples = self._no_tools(), 0
         self._pooled = History(self._history, pooled)
         for name, durations in tools:
             history = History(self._history, durations)

@@ -70,5 +70,5 @@ class SortedWindow:
 
         Raises `IndexError` of an empty window.
         """
-        rank = max(1, math.ceil(share * len(self._ordered)))
+        rank = max(1, math.ceil(share * len(self._ordered) - 1e-9))
         return self.ascending[rank - 1]

@@ -1,0 +1,325 @@
+"""The simulation: programs, a policy and ranks in one virtual time.
+
+Of what happens at one time: programs and turns first, then iterations that end, then the policy's tick, then iterations
+that begin; within each, in the order in which it was planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from load.engine.scheduler import SchedulingPolicy
+from load.sim.clock import EventQueue, to_ps, to_s
+from load.sim.engine import Rank, RankConfig
+from load.sim.policies import Admission, Fleet, Policy, ProgramFacts, RoundRobin, TurnFacts, TurnUsage, WorkerFacts
+from load.sim.programs import Program, Turn
+from load.sim.requests import SimRequest
+from load.sim.results import ProgramRow, Result, TurnRow
+from load.sim.timing import TIMINGS, Timing
+
+_HAPPENING, _END, _TICK, _START = range(4)
+
+STALLED_S = 7200.0
+"""Nothing but ticks for so long: the policy will never admit what it holds."""
+
+
+class PolicyError(Exception):
+    """A policy admitted a turn that is not ready, or to a worker that is not there (the policy's fault)."""
+
+    reason = "bad_admission"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """The fleet, and how programs come: open loop at their ``arrival_s``, or closed loop with ``concurrency`` at a time.
+
+    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``jump``: fast-forward decodes (same results).
+    """
+
+    workers: int = 1
+    timing: Timing | Literal["h100-8b", "h100x4-70b", "instant"] = "h100-8b"
+    kv_tokens: int | None = None
+    block_size: int = 16
+    token_budget: int = 2048
+    max_num_seqs: int = 256
+    scheduling: SchedulingPolicy = "fcfs"
+    prefix_caching: bool = True
+    concurrency: int | None = None
+    jump: bool = True
+
+    def ranks(self) -> list[Rank]:
+        """One rank per worker."""
+        timing = TIMINGS[self.timing] if isinstance(self.timing, str) else self.timing
+        kv_tokens = self.kv_tokens or timing.kv_tokens
+        config = RankConfig(
+            num_blocks=kv_tokens // self.block_size + 1,
+            block_size=self.block_size,
+            token_budget=self.token_budget,
+            max_num_seqs=self.max_num_seqs,
+            policy=self.scheduling,
+            prefix_caching=self.prefix_caching,
+            jump=self.jump,
+        )
+        return [Rank(config, timing) for _ in range(self.workers)]
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A program that has started."""
+
+    program: Program
+    started_ps: int
+    parent: _Running | None = None
+    next_turn: int = 0
+    queued_ps: int = 0
+    waits_for: int = 0
+    """Of the tool and of its sub-agents, how many are not over."""
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A turn that is ready, or on a worker."""
+
+    number: int
+    running: _Running
+    index: int
+    plan: Turn
+    ready_ps: int
+    dispatched_ps: int | None = None
+    worker: int = -1
+    request: SimRequest | None = None
+    overlap: int = 0
+    best_overlap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    kind: Literal["program", "tool", "end", "tick", "start"]
+    running: _Running | None = None
+    rank: int = -1
+
+
+@dataclass(eq=False, slots=True)
+class Simulation:
+    """One run. `run` may be called once."""
+
+    programs: Sequence[Program]
+    policy: Policy
+    config: SimConfig
+    result: Result = field(default_factory=Result)
+    _queue: EventQueue[_Event] = field(default_factory=EventQueue)
+    _ranks: list[Rank] = field(default_factory=list)
+    _waiting: deque[Program] = field(default_factory=deque)
+    _open: dict[int, _Open] = field(default_factory=dict)
+    _turns: int = 0
+    _unfinished: int = 0
+    _last_ps: int = 0
+
+    def run(self) -> Result:
+        """Until every program is over, or nothing can happen any more."""
+        self._ranks = self.config.ranks()
+        self._unfinished = len(self.programs)
+        sizes = [WorkerFacts(rank.config.kv_tokens, rank.config.block_size) for rank in self._ranks]
+        self.policy.begin(Fleet(tuple(sizes), self._residency))
+        if self.config.concurrency is None:
+            for program in self.programs:
+                self._plan(program, to_ps(program.arrival_s))
+        else:
+            self._waiting.extend(self.programs)
+            for _ in range(min(self.config.concurrency, len(self._waiting))):
+                self._plan(self._waiting.popleft(), 0)
+        self._plan_tick()
+        while len(self._queue) and self._unfinished:
+            self._happen(self._queue.pop())
+        self.result.workers = [rank.counters for rank in self._ranks]
+        self.result.unfinished = self._unfinished
+        return self.result
+
+    def _plan(self, program: Program, time_ps: int, parent: _Running | None = None) -> None:
+        self._queue.put(time_ps, _Event("program", _Running(program, time_ps, parent)), _HAPPENING)
+
+    def _plan_tick(self) -> None:
+        if self.policy.tick_s is not None:
+            self._queue.put(self._queue.now + to_ps(self.policy.tick_s), _Event("tick"), _TICK)
+
+    def _happen(self, event: _Event) -> None:
+        now = self._queue.now
+        if event.kind != "tick":
+            self._last_ps = now
+        if event.kind == "end":
+            if self._ranks[event.rank].due_ps == now:
+                self._end(event.rank)
+        elif event.kind == "start":
+            rank = self._ranks[event.rank]
+            if rank.idle:
+                rank.start(now)
+                self._watch(event.rank)
+        elif event.kind == "tick":
+            self._admit(self.policy.tick(to_s(now)))
+            if len(self._queue) or now - self._last_ps < to_ps(STALLED_S):
+                self._plan_tick()
+        elif event.running is not None and event.kind == "program":
+            running = event.running
+            program = running.program
+            if running.parent is None:
+                self.result.last_start_s = to_s(now)
+            self.policy.program_arrives(to_s(now), ProgramFacts(program.name, program.label, program.parent))
+            self._ready(running)
+        elif event.running is not None:
+            self._gap_over(event.running)
+
+    def _gap_over(self, running: _Running) -> None:
+        """The tool, or a sub-agent, is over; the next turn is ready when all are."""
+        running.waits_for -= 1
+        if running.waits_for == 0:
+            self._ready(running)
+
+    def _ready(self, running: _Running) -> None:
+        now = self._queue.now
+        plan = running.program.turns[running.next_turn]
+        turn = _Open(self._turns, running, running.next_turn, plan, now)
+        self._turns += 1
+        running.next_turn += 1
+        self._open[turn.number] = turn
+        facts = TurnFacts(turn.number, running.program.name, turn.index, plan.prompt_tokens)
+        self._admit(self.policy.turn_ready(to_s(now), facts))
+
+    def _residency(self, number: int) -> list[int]:
+        turn = self._open[number]
+        full = turn.plan.prompt_tokens // self.config.block_size
+        return [rank.cache.reach(turn.plan.chain, full) for rank in self._ranks]
+
+    def _admit(self, admissions: Iterable[Admission]) -> None:
+        now = self._queue.now
+        for admission in admissions:
+            turn = self._open.get(admission.turn)
+            if turn is None or turn.request is not None or not 0 <= admission.worker < len(self._ranks):
+                raise PolicyError(f"{admission} at {to_s(now)} s: not a ready turn, or no such worker")
+            overlaps = self._residency(turn.number)
+            turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.worker]
+            turn.dispatched_ps, turn.worker = now, admission.worker
+            turn.request = SimRequest(
+                turn.number,
+                turn.plan.chain,
+                turn.plan.prompt_tokens,
+                turn.plan.output_tokens,
+                priority=admission.priority,
+            )
+            rank = self._ranks[admission.worker]
+            due = rank.due_ps
+            rank.submit(turn.request, now)
+            if rank.idle:
+                self._queue.put(now, _Event("start", rank=admission.worker), _START)
+            elif rank.due_ps != due:
+                self._watch(admission.worker)
+
+    def _watch(self, number: int) -> None:
+        due = self._ranks[number].due_ps
+        if due is not None:
+            self._queue.put(due, _Event("end", rank=number), _END)
+
+    def _end(self, number: int) -> None:
+        now = self._queue.now
+        outcome = self._ranks[number].finish(now)
+        self._queue.put(now, _Event("start", rank=number), _START)
+        for request in outcome.first_tokens:
+            self._admit(self.policy.first_token(to_s(now), request.number))
+        for request in outcome.finished:
+            self._finished(self._open.pop(request.number), request)
+
+    def _finished(self, turn: _Open, request: SimRequest) -> None:
+        now = self._queue.now
+        running, plan = turn.running, turn.plan
+        assert turn.dispatched_ps is not None
+        assert request.admitted_ps is not None
+        assert request.first_token_ps is not None
+        running.queued_ps += request.admitted_ps - turn.ready_ps
+        cached = request.cached_tokens or 0
+        self.result.turns.append(
+            TurnRow(
+                program=running.program.name,
+                index=turn.index,
+                worker=turn.worker,
+                prompt_tokens=plan.prompt_tokens,
+                cached_tokens=cached,
+                output_tokens=plan.output_tokens,
+                new_tokens=plan.new_tokens,
+                preemptions=request.preemptions,
+                ready_s=to_s(turn.ready_ps),
+                dispatched_s=to_s(turn.dispatched_ps),
+                scheduled_s=to_s(request.admitted_ps),
+                first_token_s=to_s(request.first_token_ps),
+                finished_s=to_s(now),
+                overlap_blocks=turn.overlap,
+                best_overlap_blocks=turn.best_overlap,
+            )
+        )
+        final = running.next_turn == len(running.program.turns)
+        usage = TurnUsage(
+            turn=turn.number,
+            program=running.program.name,
+            worker=turn.worker,
+            prompt_tokens=plan.prompt_tokens,
+            cached_tokens=cached,
+            output_tokens=plan.output_tokens,
+            tool=plan.tool,
+            final=final,
+            spawned=tuple(child.name for child in plan.children),
+        )
+        self._admit(self.policy.turn_finished(to_s(now), usage))
+        if final:
+            self._over(running)
+            return
+        running.waits_for = 1 + len(plan.children)
+        for child in plan.children:
+            self._plan(child, now, running)
+        self._queue.put(now + to_ps(plan.gap_s), _Event("tool", running), _HAPPENING)
+
+    def _over(self, running: _Running) -> None:
+        now = self._queue.now
+        program = running.program
+        root = running.parent is None
+        self.result.programs.append(
+            ProgramRow(
+                program=program.name,
+                label=program.label,
+                root=root,
+                turns=len(program.turns),
+                started_s=to_s(running.started_ps),
+                finished_s=to_s(now),
+                queued_s=to_s(running.queued_ps),
+            )
+        )
+        if running.parent is not None:
+            self._gap_over(running.parent)
+            return
+        self._unfinished -= 1
+        if self._waiting:
+            self._plan(self._waiting.popleft(), now)
+
+
+def simulate(programs: Sequence[Program], policy: Policy, config: SimConfig) -> Result:
+    """Run ``programs`` under ``policy``. Equal arguments give equal results.
+
+    Raises `PolicyError`, and `load.sim.engine.TooLargeError` for a turn that no worker can ever hold.
+    """
+    return Simulation(programs, policy, config).run()
+
+
+def alone(programs: Sequence[Program], config: SimConfig) -> dict[str, float]:
+    """JCT in seconds of each program alone on one idle worker, by name."""
+    single = SimConfig(
+        timing=config.timing,
+        kv_tokens=config.kv_tokens,
+        block_size=config.block_size,
+        token_budget=config.token_budget,
+        max_num_seqs=config.max_num_seqs,
+    )
+    jct = {}
+    for program in programs:
+        result = simulate([Program(program.name, program.label, 0.0, program.turns)], RoundRobin(), single)
+        jct[program.name] = result.roots[0].jct_s
+    return jct

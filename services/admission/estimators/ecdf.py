@@ -44,7 +44,10 @@ class Durations(Protocol):
         """The first time from ``elapsed`` on at which `return_rate` is below ``rate``; infinite if never."""
 
     def rises_to(self, rate: float, elapsed: float) -> float:
-        """The first time from ``elapsed`` on at which `return_rate` is no less than ``rate``; infinite if never."""
+        """The first time from ``elapsed`` on at which `return_rate` is no less than ``rate``; infinite if never.
+
+        Where rounding leaves no time between, it may be the next duration, at which the rate has fallen again: whoever
+        asks anew at the time answered comes forward all the same."""
 
     def quantile(self, share: float) -> float:
         """The time within which ``share`` of the calls return, in seconds."""
@@ -120,6 +123,8 @@ class Ecdf:
         at = self._point(elapsed)
         if self._returned[at] == self._total:
             return 0.0
+        if elapsed == self._times[at]:
+            return self._by_held.slopes[at]
         distance = (self._times[at + 1] - elapsed) * (self._total - self._returned[at])
         return self._by_held.steepest(at + 1, distance, self._returned[at])
 
@@ -147,13 +152,17 @@ class Ecdf:
         if rate <= 0:
             return elapsed
         left = self._total - self._returned[at]
-        if not left:
+        if not left or math.isinf(rate):
             return math.inf
         # The rate at y reaches it when some later point j has (N_j - N) / rate >= (t - y)*left + H_j - H_t, t the next
         # duration; the best j is the one that the price ``rate`` chooses.
         best = self._by_held.best(at + 1, rate)
         room = (self._returned[best] - self._returned[at]) / rate - (self._held[best] - self._held[at + 1])
-        return max(elapsed, self._times[at + 1] - max(0.0, room) / left)
+        rises, after = max(elapsed, self._times[at + 1] - max(0.0, room) / left), self._times[at + 1]
+        step = math.ulp(after)
+        while rises < after and self.return_rate(rises) < rate:  # rounded down: an asker would come back too early
+            rises, step = rises + step, 2 * step
+        return min(rises, after)
 
     def quantile(self, share: float) -> float:
         rank = max(1, math.ceil(share * self._total - 1e-9))

@@ -42,7 +42,7 @@ class SuffixHulls:
         xs, ys, slopes, base = self._xs, self._ys, self.slopes, self._xs[first]
 
         def seen(at: int) -> float:
-            return (ys[at] - y) / (distance + xs[at] - base)
+            return (ys[at] - y) / (distance + (xs[at] - base))
 
         at, last = first, len(xs) - 1
         while at != last and slopes[at] > seen(at):

@@ -25,7 +25,7 @@ from services.admission.estimators.residual import (
     ResidualEstimator,
     predicted_final_context,
 )
-from services.admission.estimators.tool_times import ToolTimes
+from services.admission.estimators.tool_times import ToolTimes, lease_index, return_rate_at
 from services.admission.estimators.work import H100_8B as WORK_H100_8B
 from services.admission.estimators.work import WorkCost
 
@@ -46,6 +46,19 @@ class Attained(NamedTuple):
     work_s: float
     context_tokens: int
     turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStanding:
+    """Whether an idle program's KV is worth its lease.
+
+    ``index``: I_q, per token; ``worth_keeping``: it is no less than the floor; ``until``: the elapsed time of the tool,
+    in seconds, at which that changes next if the tool does not return (infinite: never).
+    """
+
+    index: float
+    worth_keeping: bool
+    until: float
 
 
 class ClassEstimators:
@@ -93,7 +106,7 @@ class LearnedPool:
     ) -> None:
         self.work_cost = work_cost
         self.reload_cost = reload_cost
-        self.tools = tools or ToolTimes()
+        self.tools = ToolTimes() if tools is None else tools
         self.order_correlation = OrderCorrelation()
         self.queueing_delay = QueueingDelay()
         self.pooled = ClassEstimators()
@@ -233,6 +246,27 @@ class LearnedPool:
         """out_P90: tokens that nine of ten answers do not exceed."""
         own = self.classes.peek(key)
         return own.output.p90 if own is not None and own.output.is_ready else self.pooled.output.p90
+
+    def lease_benefit(self, context_tokens: float, surviving_tokens: float = 0.0) -> float:
+        """B: seconds that a returning program loses without its lease, R + eta*T (spec scheduling §1.2, §5.2)."""
+        reload = self.reload_cost.seconds(context_tokens, surviving_tokens)
+        return reload + self.order_correlation.value * self.queueing_delay.mean
+
+    def lease_standing(
+        self, tool: str, elapsed_s: float, context_tokens: float, floor: float, surviving_tokens: float = 0.0
+    ) -> LeaseStanding:
+        """How an idle program stands whose ``tool`` has run for so long; ``floor``: phi/C, per token.
+
+        Source: spec policy §4 (``I_q``, ``revocable``). O(log n). Raises `BadSampleError`. Ask anew when the time is
+        come, and when the program's tool returns; a new sample of the tool moves the answer a little.
+        """
+        durations = self.tools.durations(tool).durations
+        reload = self.reload_cost.seconds(context_tokens, surviving_tokens)
+        index = lease_index(durations.return_rate(elapsed_s), reload, context_tokens)
+        rate = return_rate_at(floor, reload, context_tokens)
+        if durations.return_rate(elapsed_s) >= rate:
+            return LeaseStanding(index, True, durations.falls_below(rate, elapsed_s))
+        return LeaseStanding(index, False, durations.rises_to(rate, elapsed_s))
 
     # How.
 

@@ -7,6 +7,7 @@ Tool names come from clients: their number and the samples of all of them togeth
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -110,7 +111,7 @@ class ToolTimes:
         self._history = min(history, max_samples)
         self._threshold = threshold
         self._max_samples = max_samples
-        self._cold_start = cold_start or Exponential()
+        self._cold_start = Exponential() if cold_start is None else cold_start
         self._pooled = History(self._history)
         self._max_tools = max_tools
         self._tools = self._no_tools()
@@ -203,5 +204,6 @@ def lease_index(return_rate: float, reload_seconds: float, context_tokens: float
 
 
 def return_rate_at(index: float, reload_seconds: float, context_tokens: float) -> float:
-    """The return rate at which `lease_index` is ``index``: what `Durations.falls_below` and `rises_to` want."""
-    return index * context_tokens / reload_seconds if reload_seconds > 0 else float("inf")
+    """The return rate at which `lease_index` is ``index``: what `Durations.falls_below` and `rises_to` want. Infinite
+    where there is nothing to reload."""
+    return index * context_tokens / reload_seconds if reload_seconds > 0 else math.inf

@@ -166,6 +166,18 @@ def test_the_time_to_rise_is_the_first_one(durations: list[int], elapsed: Fracti
         assert float(naive.rate(Fraction(earlier))) < threshold * (1 + 1e-9)
 
 
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(1e-9, 1e6))
+def test_following_the_changes_comes_to_an_end(durations: list[float], rate: float) -> None:
+    """A scheduler that asks anew at each time it was told never stands still: at most two changes a duration."""
+    ecdf = Ecdf(sorted(durations))
+    elapsed, changes = 0.0, 0
+    while not math.isinf(elapsed):
+        changes += 1
+        assert changes <= 4 * len(durations) + 4
+        is_kept = ecdf.return_rate(elapsed) >= rate
+        elapsed = ecdf.falls_below(rate, elapsed) if is_kept else ecdf.rises_to(rate, elapsed)
+
+
 def test_many_durations_fall_in_blocks() -> None:
     """A history of several search blocks: a falling hazard, and one fast cluster late in it."""
     durations = sorted([1.01**k for k in range(900)] + [3000.0 + k / 100 for k in range(300)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.admission.estimators.class_key import ClassKey, class_key
 from services.admission.estimators.errors import BadStateError
 from services.admission.estimators.learned import LearnedTable
-from services.admission.estimators.learned_pool import Attained, LearnedPool, Prediction
+from services.admission.estimators.learned_pool import Attained, LearnedPool, LeaseStanding, Prediction
 from services.admission.estimators.learned_state import ClassState, LearnedState, decode, encode, from_state, to_state
 from services.admission.estimators.order_correlation import OrderCorrelationState
 from services.admission.estimators.queueing import QueueingDelayState
@@ -103,6 +103,30 @@ def test_growth_and_outputs_of_a_class_need_twenty_turns() -> None:
     assert pool.output_p90(CODER) == 40
     assert pool.growth(SCOUT) == pool.pooled.growth.mean != pool.growth(CODER)
     assert 1000 < pool.growth(CODER) < 2000
+
+
+def test_a_lease_stands_as_in_the_vector_of_the_spec() -> None:
+    """Spec policy §4, vector 6, from the tool's returns on: kept, revocable from the 2 s mark, kept again near 30 s."""
+    pool = LearnedPool(tools=ToolTimes(threshold=99))
+    for seconds in [0.1] * 50 + [0.5] * 30 + [2.0] * 15 + [30.0] * 5:
+        pool.tool_returned("bash", seconds)
+    floor = 1 / 412_000
+    standing = [pool.lease_standing("bash", elapsed, 40_000, floor) for elapsed in (0, 1, 2.5, 5, 25)]
+    assert [found.index for found in standing] == pytest.approx(
+        [2.34e-4, 3.51e-5, 1.704e-6, 1.874e-6, 9.37e-6], rel=0.01
+    )
+    assert [found.worth_keeping for found in standing] == [True, True, False, False, True]
+    assert [found.until for found in standing] == pytest.approx([2, 2, 10.7, 10.7, 30], abs=0.1)
+    assert pool.lease_standing("bash", 31, 40_000, floor) == LeaseStanding(0, False, math.inf)
+    assert pool.lease_standing("bash", 1, 40_000, floor, 40_000) == LeaseStanding(0, False, math.inf)
+
+
+def test_a_lease_spares_the_reload_and_the_queue() -> None:
+    """Spec scheduling §5.2: B = R + max(0, eta)*T, with what survives taken off."""
+    pool = LearnedPool()
+    pool.unleased_return(4.0)
+    assert pool.lease_benefit(40_000) == pytest.approx(1.872 + 4)
+    assert pool.lease_benefit(40_000, 40_000) == 4
 
 
 def test_programs_that_end_otherwise_are_no_completions() -> None:

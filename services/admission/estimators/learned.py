@@ -14,7 +14,7 @@ MAX_POOLS = 64
 
 class LearnedTable:
     """Pools by name, up to ``max_pools``: the least recently used makes room. ``make``: a pool that knows nothing yet;
-    its cost models are those of every pool that has none stored."""
+    whoever knows the cost models of a pool sets them on it (``work_cost``, ``reload_cost``)."""
 
     def __init__(self, make: Callable[[], LearnedPool] = LearnedPool, *, max_pools: int = MAX_POOLS) -> None:
         self._make = make

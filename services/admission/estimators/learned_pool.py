@@ -175,31 +175,20 @@ class LearnedPool:
 
     def program_finished(self, program: Hashable) -> None:
         """The program completed: its totals are samples. A program that is not known, or had no turn, is none."""
-        known = self._programs.pop(program, None)
-        if known is None or not known.whole:
-            return
-        for estimators in self._rejoined(known):
-            if known.turns:
+        known = self._ended(program)
+        if known is not None:
+            for estimators in (known.own, self.pooled):
                 estimators.work.complete(known.work_s)
                 estimators.context.complete(known.peak)
-            else:
-                estimators.work.leave(known.work_s)
-                estimators.context.leave(known.peak)
-        if known.turns:
             self.order_correlation.record(known.turns)
 
     def program_abandoned(self, program: Hashable) -> None:
         """The program was aborted or fell idle: its totals are only known to be no less (spec policy §4, Fallbacks)."""
-        known = self._programs.pop(program, None)
-        if known is None or not known.whole:
-            return
-        for estimators in self._rejoined(known):
-            if known.turns:
+        known = self._ended(program)
+        if known is not None:
+            for estimators in (known.own, self.pooled):
                 estimators.work.abandon(known.work_s)
                 estimators.context.abandon(known.peak)
-            else:
-                estimators.work.leave(known.work_s)
-                estimators.context.leave(known.peak)
 
     def tool_returned(self, tool: str, seconds: float) -> None:
         """A turn arrived so long after the end of its program's last one, which had called ``tool``."""
@@ -233,9 +222,8 @@ class LearnedPool:
     def final_context(self, key: ClassKey, context_tokens: float, capacity_tokens: float) -> float:
         """Pk_p: the context that the program is charged for, in tokens (spec policy §4)."""
         residual = self.residual_context(key, context_tokens)
-        return predicted_final_context(
-            context_tokens, residual and residual.value, growth=self.growth(key), capacity=capacity_tokens
-        )
+        left = None if residual is None else residual.value
+        return predicted_final_context(context_tokens, left, growth=self.growth(key), capacity=capacity_tokens)
 
     def growth(self, key: ClassKey) -> float:
         """g: tokens that a turn adds to the context."""
@@ -262,11 +250,11 @@ class LearnedPool:
         """
         durations = self.tools.durations(tool).durations
         reload = self.reload_cost.seconds(context_tokens, surviving_tokens)
-        index = lease_index(durations.return_rate(elapsed_s), reload, context_tokens)
-        rate = return_rate_at(floor, reload, context_tokens)
-        if durations.return_rate(elapsed_s) >= rate:
-            return LeaseStanding(index, True, durations.falls_below(rate, elapsed_s))
-        return LeaseStanding(index, False, durations.rises_to(rate, elapsed_s))
+        now, least = durations.return_rate(elapsed_s), return_rate_at(floor, reload, context_tokens)
+        index = lease_index(now, reload, context_tokens)
+        if now >= least:
+            return LeaseStanding(index, True, durations.falls_below(least, elapsed_s))
+        return LeaseStanding(index, False, durations.rises_to(least, elapsed_s))
 
     # How.
 
@@ -292,10 +280,19 @@ class LearnedPool:
             own.enter(known.work_s, known.peak)
         known.key, known.own = key, own
 
-    def _rejoined(self, known: _Program) -> tuple[ClassEstimators, ClassEstimators]:
+    def _ended(self, program: Hashable) -> _Program | None:
+        """Takes the program out; None: nothing is to be learned of it."""
+        known = self._programs.pop(program, None)
+        if known is None or not known.whole:
+            return None
         if known.own.evicted:
             self._join(known, known.key)
-        return known.own, self.pooled
+        if known.turns:
+            return known
+        for estimators in (known.own, self.pooled):
+            estimators.work.leave(known.work_s)
+            estimators.context.leave(known.peak)
+        return None
 
     def _refuse(self, error: BadSampleError) -> None:
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1

@@ -1,7 +1,8 @@
 """What a pool has learned, to be written down and taken over again; a part that is damaged costs that part alone.
 
 The shell writes `encode` of `to_state` under the pool's name, and feeds `decode` to `from_state` at start. Programs
-that run are not in it.
+that run are not in it, nor are cost models: those are configured, or calibrated and stored on their own
+(`reload_cost.to_state`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from services.admission.estimators.growth import ContextGrowth, GrowthState, Out
 from services.admission.estimators.learned_pool import ClassEstimators, LearnedPool
 from services.admission.estimators.order_correlation import OrderCorrelation, OrderCorrelationState
 from services.admission.estimators.queueing import QueueingDelay, QueueingDelayState
-from services.admission.estimators.reload_cost import ReloadCostState
-from services.admission.estimators.reload_cost import from_state as reload_cost_from_state
-from services.admission.estimators.reload_cost import to_state as reload_cost_to_state
 from services.admission.estimators.residual import (
     MIN_COMPLETIONS_CONTEXT,
     MIN_COMPLETIONS_WORK,
@@ -57,7 +55,6 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
     tools: ToolTimesState | None = None
     order_correlation: OrderCorrelationState | None = None
     queueing_delay: QueueingDelayState | None = None
-    reload_cost: ReloadCostState | None = None
 
 
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +66,6 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     order_correlation: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     queueing_delay: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    reload_cost: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def encode(state: LearnedState) -> bytes:
@@ -102,7 +98,6 @@ def decode(payload: bytes) -> tuple[LearnedState, list[BadStateError]]:
         tools=part("tool times", parts.tools, ToolTimesState),
         order_correlation=part("order correlation", parts.order_correlation, OrderCorrelationState),
         queueing_delay=part("queueing delay", parts.queueing_delay, QueueingDelayState),
-        reload_cost=part("reload cost", parts.reload_cost, ReloadCostState),
     )
     return state, refused
 
@@ -115,7 +110,6 @@ def to_state(pool: LearnedPool) -> LearnedState:
         tools=pool.tools.to_state(),
         order_correlation=pool.order_correlation.to_state(),
         queueing_delay=pool.queueing_delay.to_state(),
-        reload_cost=reload_cost_to_state(pool.reload_cost),
     )
 
 
@@ -146,7 +140,6 @@ def from_state(state: LearnedState, pool: LearnedPool) -> list[BadStateError]:
     taken(state.tools, pool.tools.restore, None)
     pool.order_correlation = taken(state.order_correlation, OrderCorrelation.from_state, pool.order_correlation)
     pool.queueing_delay = taken(state.queueing_delay, QueueingDelay.from_state, pool.queueing_delay)
-    pool.reload_cost = taken(state.reload_cost, reload_cost_from_state, pool.reload_cost)
     return refused
 
 

@@ -17,7 +17,6 @@ from services.admission.estimators.learned_pool import Attained, LearnedPool, Le
 from services.admission.estimators.learned_state import ClassState, LearnedState, decode, encode, from_state, to_state
 from services.admission.estimators.order_correlation import OrderCorrelationState
 from services.admission.estimators.queueing import QueueingDelayState
-from services.admission.estimators.reload_cost import H100_70B
 from services.admission.estimators.residual import ResidualState
 from services.admission.estimators.tool_times import ToolState, ToolTimes, ToolTimesState
 from services.admission.estimators.work import WorkCost
@@ -236,7 +235,7 @@ def test_any_history_keeps_its_books(events: list[Event]) -> None:
 
 
 def learned_pool() -> LearnedPool:
-    pool = LearnedPool(reload_cost=H100_70B)
+    pool = LearnedPool()
     for at in range(40):
         run(pool, f"p{at}", (CODER, SCOUT)[at % 2], 1000, 3000 + 100 * at, 9000 + 200 * at)
         pool.tool_returned(("bash", "user_turn")[at % 2], at / 7)
@@ -254,7 +253,6 @@ def test_a_restart_does_not_forget() -> None:
     again = LearnedPool()
     assert (unread, from_state(state, again)) == ([], [])
     assert to_state(again) == to_state(pool)
-    assert again.reload_cost == H100_70B
     assert again.output_p90(CODER) == pool.output_p90(CODER)
     assert again.growth(SCOUT) == pool.growth(SCOUT)
     assert again.order_correlation.value == pool.order_correlation.value

@@ -29,7 +29,11 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankConfig:
-    """Sizes of one rank. ``num_blocks`` includes the null block. ``jump``: fast-forward decodes (same results)."""
+    """Sizes of one rank. ``num_blocks`` includes the null block.
+
+    ``whole_prompt``: a request leaves the queue when all its tokens have room, not only its first chunk (a peer's
+    rule). ``jump``: fast-forward decodes (same results).
+    """
 
     num_blocks: int
     block_size: int = 16
@@ -37,6 +41,7 @@ class RankConfig:
     max_num_seqs: int = 256
     policy: SchedulingPolicy = "fcfs"
     prefix_caching: bool = True
+    whole_prompt: bool = False
     jump: bool = True
 
     @property
@@ -70,7 +75,9 @@ class Rank:
     def __init__(self, config: RankConfig, timing: Timing) -> None:
         self.config = config
         self.timing = timing
-        self.cache = SpanCache(config.num_blocks, config.block_size, config.prefix_caching)
+        self.cache = SpanCache(
+            config.num_blocks, config.block_size, config.prefix_caching, whole_prompt=config.whole_prompt
+        )
         self.scheduler: Scheduler[SimRequest, Hits] = Scheduler(
             self.cache, token_budget=config.token_budget, max_num_seqs=config.max_num_seqs, policy=config.policy
         )
@@ -124,6 +131,7 @@ class Rank:
         batch = self.scheduler.next_batch()
         self.counters.preemptions += len(batch.preempted)
         for request in batch.admitted:
+            request.reused_tokens = min(request.computed, request.prompt_tokens)
             if request.admitted_ps is None:
                 request.admitted_ps = now
         work = self._work(batch)
@@ -145,9 +153,17 @@ class Rank:
             if count == 1 and request.computed >= request.prompt_tokens:
                 work.decodes += 1
                 work.context += request.computed
-            else:
-                work.prefill += count
-                work.double_pairs += count * (2 * request.computed + count)
+                continue
+            start, end = request.computed, request.computed + count
+            work.prefill += count
+            work.double_pairs += count * (start + end)
+            if start < request.prompt_tokens:
+                work.chunks += 1
+                work.chunk_starts += start
+                work.chunk_ends += min(end, request.prompt_tokens)
+            elif end == request.length:
+                work.late += 1
+                work.late_context += end
         return work
 
     def _jump(self, batch: Batch[SimRequest], work: Work) -> int:

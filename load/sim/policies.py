@@ -1,9 +1,9 @@
 """What a policy must implement, and three that only choose a place: round robin, least load, and ``kv``.
 
-A policy is told of everything a router would learn, when it would learn it, and answers with admissions: which turn that
-is ready goes to which worker now. A turn that it does not admit waits until a later call admits it. It must not learn
-anything else: how long a tool will take, or how many turns there will be, are not among the facts (a clairvoyant bound
-is given the programs when it is made).
+A policy is told of everything a router would learn, when it would learn it, and answers with admissions: which turn
+that is ready goes to which worker now. A turn that it does not admit waits until a later call admits it. It must not
+learn anything else: how long a tool will take, or how many turns there will be, are not among the facts (a clairvoyant
+bound is given the programs when it is made).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers, by number from 0. ``residency(turn)``: blocks of the prompt of a turn that is ready which each worker
-    holds as a prefix, exactly (what a synced index answers)."""
+    """The workers, by number from 0. ``residency(turn)``: blocks of the prompt of a turn that is ready which each
+    worker holds as a prefix, exactly (what a synced index answers)."""
 
     workers: tuple[WorkerFacts, ...]
     residency: Callable[[int], Sequence[int]]
@@ -161,8 +161,8 @@ class LeastLoad(Base):
 class Kv(Base):
     """Admission's policy ``kv``: the least cost of `services.admission.cost`, with exact residency, at once.
 
-    What it books per worker is what admission books: requests, prompt tokens until the first token, blocks until the end.
-    Equal costs are drawn from a seeded generator. Without admission's preference for a session's previous worker.
+    What it books per worker is what admission books: requests, prompt tokens until the first token, blocks until the
+    end. Equal costs are drawn from a seeded generator. Without admission's preference for a session's previous worker.
     """
 
     def __init__(self, weights: CostWeights | None = None, seed: int = 0) -> None:

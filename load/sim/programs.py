@@ -12,8 +12,8 @@ from load.sim.content import Chain
 class Turn:
     """One request and what follows it.
 
-    ``prompt_tokens`` is the whole prompt, ``new_tokens`` what of it no cache of any size could hold. ``chain``: content of
-    prompt and output. ``tool``: what the program calls next (``None``: nothing, it is over), for ``gap_s`` seconds.
+    ``prompt_tokens`` is the whole prompt, ``new_tokens`` what of it no cache of any size could hold. ``chain``: content
+    of prompt and output. ``tool``: what the program calls next (``None``: nothing, it is over), for ``gap_s`` seconds.
     ``children`` start when the turn ends; the next turn waits for them too.
     """
 

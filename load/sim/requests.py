@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class SimRequest:
     """A prompt of ``prompt_tokens`` and the ``output_tokens`` that follow it, both on ``chain``.
 
-    ``number`` identifies it. ``priority``: lower runs earlier (where the rank has priorities). Times are picoseconds:
+    ``number`` identifies it. ``priority``: lower runs earlier (where the rank has priorities). ``cached_tokens``: found
+    in the cache when it first left the queue; ``reused_tokens``: when it last did. Times are picoseconds:
     submitted, first scheduled, first token, finished.
     """
 
@@ -36,6 +37,7 @@ class SimRequest:
         "produced",
         "prompt_tokens",
         "registered",
+        "reused_tokens",
         "submitted_ps",
     )
 
@@ -57,6 +59,7 @@ class SimRequest:
         self.holds: list[Hold] = []
         self.held = 0
         self.registered = 0
+        self.reused_tokens = 0
         self.submitted_ps = 0
         self.admitted_ps: int | None = None
         self.first_token_ps: int | None = None

@@ -15,7 +15,9 @@ QUANTILES = (50, 90, 95, 99)
 class TurnRow:
     """One turn. Times in seconds: ready, dispatched to a worker, first scheduled there, first token, finished.
 
-    ``overlap_blocks``: of its prompt on the chosen worker when it was dispatched; ``best_overlap_blocks`` on any.
+    ``cached_tokens``: found in the cache at its first admission by the engine; ``reused_tokens``: at its last one
+    (after a preemption). ``overlap_blocks``: of its prompt on the chosen worker when it was dispatched;
+    ``best_overlap_blocks`` on any.
     """
 
     program: str
@@ -23,6 +25,7 @@ class TurnRow:
     worker: int
     prompt_tokens: int
     cached_tokens: int
+    reused_tokens: int
     output_tokens: int
     new_tokens: int
     preemptions: int

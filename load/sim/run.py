@@ -34,9 +34,10 @@ class PolicyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """The fleet, and how programs come: open loop at their ``arrival_s``, or closed loop with ``concurrency`` at a time.
+    """The fleet, and how programs come: open loop at their ``arrival_s``, or closed loop, ``concurrency`` at a time.
 
-    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``jump``: fast-forward decodes (same results).
+    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``whole_prompt``: see
+    `RankConfig`. ``jump``: fast-forward decodes (same results).
     """
 
     workers: int = 1
@@ -47,12 +48,13 @@ class SimConfig:
     max_num_seqs: int = 256
     scheduling: SchedulingPolicy = "fcfs"
     prefix_caching: bool = True
+    whole_prompt: bool = False
     concurrency: int | None = None
     jump: bool = True
 
     def ranks(self) -> list[Rank]:
         """One rank per worker."""
-        timing = TIMINGS[self.timing] if isinstance(self.timing, str) else self.timing
+        timing: Timing = TIMINGS[self.timing] if isinstance(self.timing, str) else self.timing
         kv_tokens = self.kv_tokens or timing.kv_tokens
         config = RankConfig(
             num_blocks=kv_tokens // self.block_size + 1,
@@ -61,6 +63,7 @@ class SimConfig:
             max_num_seqs=self.max_num_seqs,
             policy=self.scheduling,
             prefix_caching=self.prefix_caching,
+            whole_prompt=self.whole_prompt,
             jump=self.jump,
         )
         return [Rank(config, timing) for _ in range(self.workers)]
@@ -245,6 +248,7 @@ class Simulation:
                 worker=turn.worker,
                 prompt_tokens=plan.prompt_tokens,
                 cached_tokens=cached,
+                reused_tokens=request.reused_tokens,
                 output_tokens=plan.output_tokens,
                 new_tokens=plan.new_tokens,
                 preemptions=request.preemptions,

@@ -70,11 +70,14 @@ class Hits:
 class SpanCache:
     """Prefix cache of one rank. ``num_blocks`` includes the null block, as in `load.engine`."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_caching: bool = True, *, whole_prompt: bool = False
+    ) -> None:
         if num_blocks < 2:
             raise ValueError(f"a pool needs at least 2 blocks (one is the null block), not {num_blocks}")
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.whole_prompt = whole_prompt
         self.usable = num_blocks - 1
         self.free_blocks = self.usable
         self.evicted_blocks = 0
@@ -130,8 +133,13 @@ class SpanCache:
         found = hits.blocks if hits is not None else 0
         after = request.computed + found * size + new_tokens
         wanted = -(-after // size) - request.held - found
-        if wanted > self.free_blocks - (hits.free if hits is not None else 0):
-            return False
+        if hits is None:
+            if wanted > self.free_blocks:
+                return False
+        else:
+            needed = -(-request.length // size) - found if self.whole_prompt else wanted
+            if needed > self.free_blocks - hits.free:
+                return False
         if hits is not None and found:
             self._touch(request, hits)
             request.held = request.registered = found

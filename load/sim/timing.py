@@ -16,12 +16,23 @@ from load.sim.clock import PS_PER_MS
 
 @dataclass(slots=True)
 class Work:
-    """One iteration: prefill tokens, twice the pairs ``sum(q * (ctx + q/2))``, decodes, the sum of their contexts."""
+    """One iteration.
+
+    ``prefill``: tokens that are not plain decodes; ``double_pairs``: twice their ``sum(q * (ctx + q/2))``. ``decodes``
+    with the sum of their contexts. Prompt chunks by themselves: how many, the sums of the positions where they begin
+    and end (what is computed anew after a preemption beyond the prompt is no prompt chunk). ``late``: requests that
+    catch up with their output in more than one token, and their lengths.
+    """
 
     prefill: int = 0
     double_pairs: int = 0
     decodes: int = 0
     context: int = 0
+    chunks: int = 0
+    chunk_starts: int = 0
+    chunk_ends: int = 0
+    late: int = 0
+    late_context: int = 0
 
 
 class DecodeRun(Protocol):
@@ -35,8 +46,10 @@ class DecodeRun(Protocol):
 
 
 class Timing(Protocol):
-    """Time of iterations. ``longest_run``: iterations that a run may have (a bound of work, not of behaviour)."""
+    """Time of iterations. ``kv_tokens``: KV capacity of a rank that they hold for. ``longest_run``: iterations that a
+    run may have (a bound of work, not of behaviour)."""
 
+    kv_tokens: int
     longest_run: int
 
     def step(self, work: Work) -> int:
@@ -111,7 +124,10 @@ class PeerTiming:
     """``prefill(n) + decode(u)`` of one iteration: n new prompt tokens; u active KV over all KV, both in tokens.
 
     Prefill ``4.209989e-7 n^2 + 1.518344e-2 n + 16.50142`` ms where n > 0; decode ``-25.74 u^2 + 54.01 u + 5.74`` ms, at
-    least 1 ms, where anything decodes. The time of a chunk does not depend on what is before it.
+    least 1 ms, where anything decodes. The time of a chunk does not depend on what is before it. Seen in the peer's
+    per-request reports: n is the number of chunks times the difference of their mean end and mean start, each rounded
+    down; u sums the lengths of the decoding requests, shared prefixes as often as they are shared, and is at most 1;
+    what is computed again beyond a prompt takes no prefill time.
     """
 
     longest_run = 256
@@ -121,21 +137,21 @@ class PeerTiming:
 
     def step(self, work: Work) -> int:
         time_ps = 0
-        if work.prefill:
-            tokens = work.prefill
+        if work.chunks:
+            tokens = work.chunks * (work.chunk_ends // work.chunks - work.chunk_starts // work.chunks)
             time_ps += round((4.209989e-7 * tokens * tokens + 1.518344e-2 * tokens + 16.50142) * PS_PER_MS)
-        if work.decodes:
-            time_ps += self._decode(work.context)
+        if work.decodes or work.late:
+            time_ps += self._decode(work.context + work.decodes + work.late_context)
         return time_ps
 
-    def _decode(self, context: int) -> int:
-        used = context / self.kv_tokens
+    def _decode(self, length: int) -> int:
+        used = min(1.0, length / self.kv_tokens)
         return max(PS_PER_MS, round((-25.74 * used * used + 54.01 * used + 5.74) * PS_PER_MS))
 
     def decode_run(self, decodes: int, context: int, steps: int) -> SummedRun:
         ends = []
         end = 0
-        for step in range(steps):
+        for step in range(1, steps + 1):
             end += self._decode(context + step * decodes)
             ends.append(end)
         return SummedRun(ends)

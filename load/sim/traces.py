@@ -34,11 +34,10 @@ def load_trace(
 ) -> list[Program]:
     """Programs of the first ``limit`` lines of ``path``, in the order of their first lines.
 
-    ``trace_block``: tokens of one hash id; ``block_size``: of the engine (default: the same), a divisor of it. ``speedup``
-    divides timestamps, not delays. Raises `TraceError`, `OSError`.
+    ``trace_block``: tokens of one hash id; ``block_size``: of the engine (default: the same), a divisor of it.
+    ``speedup`` divides timestamps, not delays. Raises `TraceError`, `OSError`.
     """
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         return read_trace(lines, trace_block=trace_block, block_size=block_size, speedup=speedup, limit=limit)
 
 

@@ -154,8 +154,8 @@ def generate(
 ) -> list[Program]:
     """``count`` programs of workload ``name`` that arrive as a Poisson process.
 
-    ``turn_multiplier``: every turn becomes so many, with increments and outputs divided by it and tool times drawn anew.
-    ``shared_tokens`` replaces the common beginning of every class. Raises `KeyError` for an unknown name.
+    ``turn_multiplier``: every turn becomes so many, with increments and outputs divided by it and tool times drawn
+    anew. ``shared_tokens`` replaces the common beginning of every class. Raises `KeyError` for an unknown name.
     """
     mix = MIXES[name]
     arrivals = random.Random(f"{seed}/{name}/arrivals")
@@ -366,8 +366,8 @@ RECIPES = (
     Expected("tree", "sub", "final_mean", 24_000, 0.03),
 )
 """Published numbers (standard deviations of contexts after the window's clip). Heavy tails converge slowly, so what
-sums tool times has wide tolerances. The recipe's own mixture gives a standard deviation of 4.2 s for swe tools where the
-publication has 3.55 s; we follow the recipe. `pareto` has an infinite variance and is not listed."""
+sums tool times has wide tolerances. The recipe's own mixture gives a standard deviation of 4.2 s for swe tools where
+the publication has 3.55 s; we follow the recipe. `pareto` has an infinite variance and is not listed."""
 
 
 def check(seed: int = 1, count: int = 4_000) -> list[tuple[Expected, float, bool]]:

@@ -14,7 +14,17 @@ from typing import Literal
 from load.engine.scheduler import SchedulingPolicy
 from load.sim.clock import EventQueue, to_ps, to_s
 from load.sim.engine import Rank, RankConfig
-from load.sim.policies import Admission, Fleet, Policy, ProgramFacts, RoundRobin, TurnFacts, TurnUsage, WorkerFacts
+from load.sim.policies import (
+    Action,
+    Admission,
+    Fleet,
+    Policy,
+    ProgramFacts,
+    RoundRobin,
+    TurnFacts,
+    TurnUsage,
+    WorkerFacts,
+)
 from load.sim.programs import Program, Turn
 from load.sim.requests import SimRequest
 from load.sim.results import ProgramRow, Result, TurnRow
@@ -193,17 +203,19 @@ class Simulation:
     def _residency(self, number: int) -> list[int]:
         turn = self._open[number]
         full = turn.plan.prompt_tokens // self.config.block_size
-        return [rank.cache.reach(turn.plan.chain, full) for rank in self._ranks]
+        return [rank.reach(turn.plan.chain, full, self._queue.now) for rank in self._ranks]
 
-    def _admit(self, admissions: Iterable[Admission]) -> None:
+    def _admit(self, actions: Iterable[Action]) -> None:
         now = self._queue.now
-        for admission in admissions:
+        for admission in actions:
+            if not isinstance(admission, Admission):
+                continue
             turn = self._open.get(admission.turn)
-            if turn is None or turn.request is not None or not 0 <= admission.worker < len(self._ranks):
+            if turn is None or turn.request is not None or not 0 <= admission.seat < len(self._ranks):
                 raise PolicyError(f"{admission} at {to_s(now)} s: not a ready turn, or no such worker")
             overlaps = self._residency(turn.number)
-            turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.worker]
-            turn.dispatched_ps, turn.worker = now, admission.worker
+            turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.seat]
+            turn.dispatched_ps, turn.worker = now, admission.seat
             turn.request = SimRequest(
                 turn.number,
                 turn.plan.chain,
@@ -211,13 +223,13 @@ class Simulation:
                 turn.plan.output_tokens,
                 priority=admission.priority,
             )
-            rank = self._ranks[admission.worker]
+            rank = self._ranks[admission.seat]
             due = rank.due_ps
             rank.submit(turn.request, now)
             if rank.idle:
-                self._queue.put(now, _Event("start", rank=admission.worker), _START)
+                self._queue.put(now, _Event("start", rank=admission.seat), _START)
             elif rank.due_ps != due:
-                self._watch(admission.worker)
+                self._watch(admission.seat)
 
     def _watch(self, number: int) -> None:
         due = self._ranks[number].due_ps
@@ -265,7 +277,7 @@ class Simulation:
         usage = TurnUsage(
             turn=turn.number,
             program=running.program.name,
-            worker=turn.worker,
+            seat=turn.worker,
             prompt_tokens=plan.prompt_tokens,
             cached_tokens=cached,
             output_tokens=plan.output_tokens,

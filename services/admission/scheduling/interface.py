@@ -21,9 +21,9 @@ from typing import Literal, Protocol
 class ProgramFacts:
     """What arrives with a program's first request.
 
-    ``label``: what the client says it is (agent type), empty where it says nothing. ``parent``: the program that started
-    it, where it is a sub-agent. ``arrival``: when its root arrived, where that is known to be earlier (seconds).
-    ``single``: one request without a session, which ends the program.
+    ``label``: what the client says it is (agent type), empty where it says nothing. ``parent``: the program that
+    started it, where it is a sub-agent. ``arrival``: when its root arrived, where that is known to be earlier
+    (seconds). ``single``: one request without a session, which ends the program.
     """
 
     name: str
@@ -162,8 +162,7 @@ class Policy(Protocol):
 
     def worker_changed(self, now: float, seat: int, facts: WorkerFacts | None) -> Actions:
         """A seat appeared, changed its sizes, or is gone (``None``). Turns that ran on one that is gone are over:
-        `turn_aborted` comes for each, before or after. Told anew with the same sizes, an engine has restarted only if it
-        was gone in between."""
+        `turn_aborted` comes for each, before or after."""
 
     def program_arrives(self, now: float, program: ProgramFacts) -> None:
         """Before the first turn of a program. Told twice: the first counts."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from load.engine.scheduler import Batch, Scheduler, SchedulingPolicy
+from load.sim.content import Chain
 from load.sim.requests import SimRequest
 from load.sim.span_cache import Hits, SpanCache
 from load.sim.timing import DecodeRun, Timing, Work
@@ -117,6 +118,18 @@ class Rank:
         self.scheduler.remove(request)
         if self._batch is not None:
             self._batch.tokens.pop(request, None)
+
+    def reach(self, chain: Chain, limit: int, now: int) -> int:
+        """Blocks of the prefix of ``chain`` that are resident at ``now``, at most ``limit``."""
+        self._settle(now)
+        return self.cache.reach(chain, limit)
+
+    def _settle(self, now: int) -> None:
+        """Take the blocks of those iterations of a run that have begun by ``now``: what they evict is gone."""
+        if self._run is not None and self._batch is not None:
+            steps = self._run.steps_until(now - self._started_ps, self._steps)
+            for request in self._batch.tokens:
+                self.cache.allocate(request, steps)
 
     def _end_run(self, now: int) -> None:
         """The run ends with the iteration that is in progress at ``now``."""

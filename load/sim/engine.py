@@ -89,6 +89,7 @@ class Rank:
         self._steps = 0
         self._started_ps = 0
         self._arrivals = 0
+        self._pins: dict[str, SimRequest] = {}
 
     @property
     def idle(self) -> bool:
@@ -119,6 +120,26 @@ class Rank:
         if self._batch is not None:
             self._batch.tokens.pop(request, None)
 
+    def pin(self, owner: str, chain: Chain, tokens: int, now: int) -> None:
+        """Keep what is resident of the first ``tokens`` of ``chain``, until `unpin` or until a request of ``owner`` is
+        scheduled. Replaces the owner's older pin."""
+        self.unpin(owner, now)
+        self._pins[owner] = self.cache.hold(chain, tokens)
+
+    def unpin(self, owner: str, now: int) -> None:
+        """Let go of what is pinned for ``owner``, if anything is."""
+        self._settle(now)
+        if self._run is not None:
+            self._end_run(now)
+        holder = self._pins.pop(owner, None)
+        if holder is not None:
+            self.cache.free(holder)
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Blocks that are pinned, shared ones as often as they are."""
+        return sum(holder.held for holder in self._pins.values())
+
     def reach(self, chain: Chain, limit: int, now: int) -> int:
         """Blocks of the prefix of ``chain`` that are resident at ``now``, at most ``limit``."""
         self._settle(now)
@@ -138,12 +159,16 @@ class Rank:
         self.due_ps = self._started_ps + self._run.time(self._steps)
 
     def start(self, now: int) -> None:
-        """Begin the next iteration, if there is anything to do."""
+        """Begin the next iteration, if there is anything to do. Where all room is pinned, there is nothing."""
         if not self.unfinished:
             return
         batch = self.scheduler.next_batch()
         self.counters.preemptions += len(batch.preempted)
+        if not batch.tokens and not batch.preempted:
+            return
         for request in batch.admitted:
+            if request.owner in self._pins:
+                self.cache.free(self._pins.pop(request.owner))
             request.reused_tokens = min(request.computed, request.prompt_tokens)
             if request.admitted_ps is None:
                 request.admitted_ps = now

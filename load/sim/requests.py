@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class SimRequest:
     """A prompt of ``prompt_tokens`` and the ``output_tokens`` that follow it, both on ``chain``.
 
-    ``number`` identifies it. ``priority``: lower runs earlier (where the rank has priorities). ``cached_tokens``: found
-    in the cache when it first left the queue; ``reused_tokens``: when it last did. Times are picoseconds:
-    submitted, first scheduled, first token, finished.
+    ``number`` identifies it; ``owner`` is the program whose pin it takes over. ``priority``: lower runs earlier (where
+    the rank has priorities). ``cached_tokens``: found in the cache when it first left the queue; ``reused_tokens``:
+    when it last did. Times are picoseconds: submitted, first scheduled, first token, finished.
     """
 
     __slots__ = (
@@ -32,6 +32,7 @@ class SimRequest:
         "length",
         "number",
         "output_tokens",
+        "owner",
         "preemptions",
         "priority",
         "produced",
@@ -41,7 +42,16 @@ class SimRequest:
         "submitted_ps",
     )
 
-    def __init__(self, number: int, chain: Chain, prompt_tokens: int, output_tokens: int, *, priority: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        chain: Chain,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        priority: int = 0,
+        owner: str | None = None,
+    ) -> None:
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a request needs a prompt and an output of at least one token each")
         self.number = number
@@ -49,6 +59,7 @@ class SimRequest:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.priority = priority
+        self.owner = owner
         self.arrival = 0
         self.length = prompt_tokens
         self.produced = 0

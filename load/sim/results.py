@@ -84,13 +84,16 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 @dataclass(slots=True)
 class Result:
     """Rows in the order in which turns and programs finished. ``unfinished``: programs left when nothing could happen
-    any more (a policy that never admits)."""
+    any more (a policy that never admits). ``refused``: programs that the policy refused. ``leases``: changes by
+    state."""
 
     turns: list[TurnRow] = field(default_factory=list)
     programs: list[ProgramRow] = field(default_factory=list)
     workers: list[RankCounters] = field(default_factory=list)
     last_start_s: float = 0.0
     unfinished: int = 0
+    refused: int = 0
+    leases: dict[str, int] = field(default_factory=dict)
 
     @property
     def roots(self) -> list[ProgramRow]:
@@ -114,6 +117,8 @@ class Result:
         summary: dict[str, object] = {
             "programs": len(self.roots),
             "unfinished": self.unfinished,
+            "refused": self.refused,
+            "leases": dict(sorted(self.leases.items())),
             "turns": len(self.turns),
             "makespan_s": end,
             "jct_s": spread(row.jct_s for row in self.roots),

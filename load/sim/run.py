@@ -18,11 +18,15 @@ from load.sim.policies import (
     Action,
     Admission,
     Fleet,
+    LeaseChange,
+    Pin,
     Policy,
     ProgramFacts,
+    Refusal,
     RoundRobin,
     TurnFacts,
     TurnUsage,
+    Unpin,
     WorkerFacts,
 )
 from load.sim.programs import Program, Turn
@@ -37,7 +41,7 @@ STALLED_S = 7200.0
 
 
 class PolicyError(Exception):
-    """A policy admitted a turn that is not ready, or to a worker that is not there (the policy's fault)."""
+    """A policy admitted a turn that is not ready, or to a seat that is not there (the policy's fault)."""
 
     reason = "bad_admission"
 
@@ -46,8 +50,8 @@ class PolicyError(Exception):
 class SimConfig:
     """The fleet, and how programs come: open loop at their ``arrival_s``, or closed loop, ``concurrency`` at a time.
 
-    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``whole_prompt``: see
-    `RankConfig`. ``jump``: fast-forward decodes (same results).
+    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``whole_prompt``, ``jump``: see `RankConfig`.
+    ``report_cached``: engines say how many tokens they found cached.
     """
 
     workers: int = 1
@@ -60,6 +64,7 @@ class SimConfig:
     prefix_caching: bool = True
     whole_prompt: bool = False
     concurrency: int | None = None
+    report_cached: bool = True
     jump: bool = True
 
     def ranks(self) -> list[Rank]:
@@ -91,6 +96,10 @@ class _Running:
     waits_for: int = 0
     """Of the tool and of its sub-agents, how many are not over."""
 
+    @property
+    def root(self) -> _Running:
+        return self if self.parent is None else self.parent.root
+
 
 @dataclass(eq=False, slots=True)
 class _Open:
@@ -110,7 +119,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    kind: Literal["program", "tool", "end", "tick", "start"]
+    kind: Literal["program", "tool", "unpin", "end", "tick", "start"]
     running: _Running | None = None
     rank: int = -1
 
@@ -127,6 +136,8 @@ class Simulation:
     _ranks: list[Rank] = field(default_factory=list)
     _waiting: deque[Program] = field(default_factory=deque)
     _open: dict[int, _Open] = field(default_factory=dict)
+    _alive: dict[str, _Running] = field(default_factory=dict)
+    _pinned: dict[tuple[str, int], int] = field(default_factory=dict)
     _turns: int = 0
     _unfinished: int = 0
     _last_ps: int = 0
@@ -171,7 +182,7 @@ class Simulation:
                 rank.start(now)
                 self._watch(event.rank)
         elif event.kind == "tick":
-            self._admit(self.policy.tick(to_s(now)))
+            self._act(self.policy.tick(to_s(now)))
             if len(self._queue) or now - self._last_ps < to_ps(STALLED_S):
                 self._plan_tick()
         elif event.running is not None and event.kind == "program":
@@ -179,8 +190,15 @@ class Simulation:
             program = running.program
             if running.parent is None:
                 self.result.last_start_s = to_s(now)
-            self.policy.program_arrives(to_s(now), ProgramFacts(program.name, program.label, program.parent))
+            self._alive[program.name] = running
+            arrival = None if running.parent is None else to_s(running.root.started_ps)
+            facts = ProgramFacts(program.name, program.label, program.parent, arrival=arrival)
+            self.policy.program_arrives(to_s(now), facts)
             self._ready(running)
+        elif event.running is not None and event.kind == "unpin":
+            name = event.running.program.name
+            if self._pinned.get((name, event.rank)) == now:
+                self._unpin(name, event.rank)
         elif event.running is not None:
             self._gap_over(event.running)
 
@@ -198,38 +216,86 @@ class Simulation:
         running.next_turn += 1
         self._open[turn.number] = turn
         facts = TurnFacts(turn.number, running.program.name, turn.index, plan.prompt_tokens)
-        self._admit(self.policy.turn_ready(to_s(now), facts))
+        self._act(self.policy.turn_ready(to_s(now), facts))
 
     def _residency(self, number: int) -> list[int]:
         turn = self._open[number]
         full = turn.plan.prompt_tokens // self.config.block_size
         return [rank.reach(turn.plan.chain, full, self._queue.now) for rank in self._ranks]
 
-    def _admit(self, actions: Iterable[Action]) -> None:
+    def _act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Admission):
+                self._admit(action)
+            elif isinstance(action, Refusal):
+                self._refuse(action)
+            elif isinstance(action, Pin):
+                self._pin(action)
+            elif isinstance(action, Unpin):
+                self._unpin(action.program, action.seat)
+            else:
+                self._lease(action)
+
+    def _admit(self, admission: Admission) -> None:
         now = self._queue.now
-        for admission in actions:
-            if not isinstance(admission, Admission):
-                continue
-            turn = self._open.get(admission.turn)
-            if turn is None or turn.request is not None or not 0 <= admission.seat < len(self._ranks):
-                raise PolicyError(f"{admission} at {to_s(now)} s: not a ready turn, or no such worker")
-            overlaps = self._residency(turn.number)
-            turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.seat]
-            turn.dispatched_ps, turn.worker = now, admission.seat
-            turn.request = SimRequest(
-                turn.number,
-                turn.plan.chain,
-                turn.plan.prompt_tokens,
-                turn.plan.output_tokens,
-                priority=admission.priority,
-            )
-            rank = self._ranks[admission.seat]
-            due = rank.due_ps
-            rank.submit(turn.request, now)
-            if rank.idle:
-                self._queue.put(now, _Event("start", rank=admission.seat), _START)
-            elif rank.due_ps != due:
-                self._watch(admission.seat)
+        turn = self._ready_turn(admission.turn)
+        if not 0 <= admission.seat < len(self._ranks):
+            raise PolicyError(f"{admission} at {to_s(now)} s: no such seat")
+        overlaps = self._residency(turn.number)
+        turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.seat]
+        turn.dispatched_ps, turn.worker = now, admission.seat
+        turn.request = SimRequest(
+            turn.number,
+            turn.plan.chain,
+            turn.plan.prompt_tokens,
+            turn.plan.output_tokens,
+            priority=admission.priority,
+            owner=turn.running.program.name,
+        )
+        self._ranks[admission.seat].submit(turn.request, now)
+        self._look_again(admission.seat)
+
+    def _ready_turn(self, number: int) -> _Open:
+        turn = self._open.get(number)
+        if turn is None or turn.request is not None:
+            raise PolicyError(f"turn {number} at {to_s(self._queue.now)} s: it is not ready")
+        return turn
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """The turn's program is over, without having finished."""
+        turn = self._ready_turn(refusal.turn)
+        del self._open[refusal.turn]
+        self.result.refused += 1
+        self._leave(turn.running)
+
+    def _pin(self, pin: Pin) -> None:
+        now, until = self._queue.now, to_ps(pin.until)
+        running = self._alive.get(pin.program)
+        if running is None or running.next_turn == 0 or until <= now:
+            return
+        done = running.program.turns[running.next_turn - 1]
+        tokens = done.prompt_tokens + done.output_tokens - 1
+        self._ranks[pin.seat].pin(pin.program, done.chain, tokens, now)
+        self._pinned[pin.program, pin.seat] = until
+        self._queue.put(until, _Event("unpin", running, pin.seat), _HAPPENING)
+        self._look_again(pin.seat)
+
+    def _unpin(self, program: str, seat: int) -> None:
+        if self._pinned.pop((program, seat), None) is not None:
+            self._ranks[seat].unpin(program, self._queue.now)
+            self._look_again(seat)
+
+    def _lease(self, change: LeaseChange) -> None:
+        counts = self.result.leases
+        counts[change.state] = counts.get(change.state, 0) + 1
+
+    def _look_again(self, number: int) -> None:
+        """The rank's queue or memory changed: it may begin, or end what it does earlier."""
+        rank = self._ranks[number]
+        if rank.idle:
+            self._queue.put(self._queue.now, _Event("start", rank=number), _START)
+        else:
+            self._watch(number)
 
     def _watch(self, number: int) -> None:
         due = self._ranks[number].due_ps
@@ -241,7 +307,7 @@ class Simulation:
         outcome = self._ranks[number].finish(now)
         self._queue.put(now, _Event("start", rank=number), _START)
         for request in outcome.first_tokens:
-            self._admit(self.policy.first_token(to_s(now), request.number))
+            self._act(self.policy.first_token(to_s(now), request.number))
         for request in outcome.finished:
             self._finished(self._open.pop(request.number), request)
 
@@ -279,13 +345,13 @@ class Simulation:
             program=running.program.name,
             seat=turn.worker,
             prompt_tokens=plan.prompt_tokens,
-            cached_tokens=cached,
+            cached_tokens=cached if self.config.report_cached else None,
             output_tokens=plan.output_tokens,
             tool=plan.tool,
             final=final,
             spawned=tuple(child.name for child in plan.children),
         )
-        self._admit(self.policy.turn_finished(to_s(now), usage))
+        self._act(self.policy.turn_finished(to_s(now), usage))
         if final:
             self._over(running)
             return
@@ -309,6 +375,11 @@ class Simulation:
                 queued_s=to_s(running.queued_ps),
             )
         )
+        self._leave(running)
+
+    def _leave(self, running: _Running) -> None:
+        now = self._queue.now
+        del self._alive[running.program.name]
         if running.parent is not None:
             self._gap_over(running.parent)
             return

@@ -127,6 +127,14 @@ class SpanCache:
                 break
         return blocks
 
+    def hold(self, chain: Chain, tokens: int) -> SimRequest:
+        """Reference what is resident of the first ``tokens`` of ``chain``, until the holder is freed."""
+        holder = SimRequest(-1, chain, tokens + 1, 1)
+        hits = self.lookup(holder)
+        self._touch(holder, hits)
+        holder.held = holder.registered = hits.blocks
+        return holder
+
     def allocate(self, request: SimRequest, new_tokens: int, hits: Hits | None = None) -> bool:
         """Room for the next ``new_tokens`` of ``request`` (after ``hits``); ``False``, and no change, without room."""
         size = self.block_size

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
 from load.sim import workloads
 from load.sim.content import Chain
 from load.sim.engine import TooLargeError
-from load.sim.policies import PLACEMENTS, Admission, Base, Kv, LeastLoad, RoundRobin, TurnFacts, TurnUsage
+from load.sim.policies import (
+    PLACEMENTS,
+    Actions,
+    Admission,
+    Base,
+    Kv,
+    LeaseChange,
+    LeastLoad,
+    Pin,
+    Refusal,
+    RoundRobin,
+    TurnFacts,
+    TurnUsage,
+)
 from load.sim.programs import Program, Turn
 from load.sim.results import quantile, spread
 from load.sim.run import PolicyError, SimConfig, alone, simulate
@@ -107,17 +119,17 @@ def test_kv_stays_where_the_prefix_is() -> None:
 class Twice(Base):
     """Admits the first turn again when it is over."""
 
-    def turn_ready(self, now: float, turn: TurnFacts) -> Sequence[Admission]:
+    def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
         return (Admission(turn.turn, 0),)
 
-    def turn_finished(self, now: float, usage: TurnUsage) -> Sequence[Admission]:
+    def turn_finished(self, now: float, usage: TurnUsage) -> Actions:
         return (Admission(usage.turn, 0),)
 
 
 class Nowhere(Base):
     """Sends everything to a worker that does not exist."""
 
-    def turn_ready(self, now: float, turn: TurnFacts) -> Sequence[Admission]:
+    def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
         return (Admission(turn.turn, 7),)
 
 
@@ -129,11 +141,11 @@ class Slow(Base):
     def __init__(self) -> None:
         self.held: list[int] = []
 
-    def turn_ready(self, now: float, turn: TurnFacts) -> Sequence[Admission]:
+    def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
         self.held.append(turn.turn)
         return ()
 
-    def tick(self, now: float) -> Sequence[Admission]:
+    def tick(self, now: float) -> Actions:
         held, self.held = self.held, []
         return [Admission(turn, 0) for turn in held]
 
@@ -141,14 +153,69 @@ class Slow(Base):
 class Never(Slow):
     """Holds for ever."""
 
-    def tick(self, now: float) -> Sequence[Admission]:
+    def tick(self, now: float) -> Actions:
         return ()
+
+
+class Picky(Base):
+    """Refuses programs whose prompt is longer than 1,500 tokens."""
+
+    def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
+        return (Refusal(turn.turn, "oversize") if turn.prompt_tokens > 1_500 else Admission(turn.turn, 0),)
+
+
+class Pinning(RoundRobin):
+    """Pins what a turn leaves for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def turn_finished(self, now: float, usage: TurnUsage) -> Actions:
+        if usage.final or not self.seconds:
+            return ()
+        return (Pin(usage.program, usage.seat, now + self.seconds), LeaseChange(usage.program, usage.seat, "leased"))
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.0, False), (3.0, False), (30.0, True)])
+def test_a_pin_keeps_what_is_idle(seconds: float, kept: bool) -> None:
+    """One session waits for a tool while another fills the cache: its blocks survive only while they are pinned."""
+    idle = session("idle", 2, gap_s=10.0)
+    busy = [session(f"busy-{number}", 3, arrival_s=1.0 + 2 * number, gap_s=0.1) for number in range(4)]
+    results = [
+        simulate([idle, *busy], Pinning(seconds), SimConfig(kv_tokens=4_480, jump=jump)) for jump in (False, True)
+    ]
+    assert results[0].turns == results[1].turns
+    assert results[1].unfinished == 0
+    second = next(row for row in results[1].turns if row.program == "idle" and row.index == 1)
+    assert (second.cached_tokens > 900) is kept
+    assert results[1].leases == ({"leased": 9} if seconds else {})
+
+
+def test_all_memory_pinned_is_no_deadlock() -> None:
+    """A rank whose room is all pinned waits for a pin to end, and then goes on."""
+    programs = [session("first", 2, gap_s=60.0), session("second", 3, arrival_s=5.0)]
+    result = simulate(programs, Pinning(20.0), SimConfig(kv_tokens=3_200))
+    row = next(row for row in result.turns if row.program == "second")
+    assert result.unfinished == 0
+    assert row.scheduled_s >= 5.0
+    again = simulate(programs, Pinning(20.0), SimConfig(kv_tokens=3_200, jump=False))
+    assert result.turns == again.turns
+
+
+def test_a_refused_program_is_over() -> None:
+    """It has no row, is counted, and others go on; a parent that waits for a refused sub-agent goes on too."""
+    first = session("main", 2).turns[0]
+    large = Program("large", "large", 0.0, (Turn(2_000, 50, 2_000, Chain()),), "main")
+    turns = (Turn(1000, 50, 1000, first.chain, "spawn", 0.1, (large,)), Turn(1400, 50, 350, first.chain))
+    result = simulate([Program("main", "main", 0.0, turns), session("other", 1)], Picky(), SimConfig())
+    assert [row.program for row in result.programs] == ["other", "main"]
+    assert (result.refused, result.unfinished) == (1, 0)
 
 
 @pytest.mark.parametrize("policy", [Twice(), Nowhere()])
 def test_a_wrong_admission_is_the_policys_fault(policy: Base) -> None:
     """An admission of a turn that is not ready, or to nowhere, ends the run with a clear error."""
-    with pytest.raises(PolicyError, match="Admission"):
+    with pytest.raises(PolicyError, match=r"not ready|no such seat"):
         simulate([session("one", 2)], policy, SimConfig())
 
 

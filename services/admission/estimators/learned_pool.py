@@ -115,12 +115,18 @@ class LearnedPool:
         )
         self.refused: dict[str, int] = {}
         self.programs_dropped = 0
+        self._refreshes = 0
         self._max_programs = max_programs
         self._programs: dict[Hashable, _Program] = {}
 
     def __len__(self) -> int:
         """Programs that run."""
         return len(self._programs)
+
+    @property
+    def revision(self) -> int:
+        """While it stays, so do the mean residuals: predictions made with another one are to be made anew."""
+        return self._refreshes + self.classes.evictions
 
     # What happens.
 
@@ -178,8 +184,10 @@ class LearnedPool:
         known = self._ended(program)
         if known is not None:
             for estimators in (known.own, self.pooled):
+                before = estimators.work.refreshes, estimators.context.refreshes
                 estimators.work.complete(known.work_s)
                 estimators.context.complete(known.peak)
+                self._refreshes += before != (estimators.work.refreshes, estimators.context.refreshes)
             self.order_correlation.record(known.turns)
 
     def program_abandoned(self, program: Hashable) -> None:

@@ -114,6 +114,8 @@ class ResidualEstimator:
         self._completions = 0
         self._since_refresh = 0
         self._fit: ProductLimit | None = None
+        self.refreshes = 0
+        """How often the estimate was made: while it stays, so do all answers."""
 
     @property
     def completions(self) -> int:
@@ -169,6 +171,7 @@ class ResidualEstimator:
         self._fit = ProductLimit.fit(
             self._completed.ascending, self._in_flight.ascending, sorted(value for _, value in self._abandoned)
         )
+        self.refreshes += 1
 
     def mean_residual(self, attained: float) -> float | None:
         """MR(attained), in the unit of the totals; None: too few completions. Raises `BadSampleError`."""

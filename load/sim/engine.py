@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from load.engine.scheduler import Batch, Scheduler, SchedulingPolicy
+from load.engine.scheduler import Batch
 from load.sim.content import Chain
+from load.sim.pinning import PinningScheduler
 from load.sim.requests import SimRequest
-from load.sim.span_cache import Hits, SpanCache
+from load.sim.span_cache import SpanCache
 from load.sim.timing import DecodeRun, Timing, Work
+from services.admission.policies.engine_rules import FCFS, EngineRules
 
 
 class TooLargeError(ValueError):
@@ -32,15 +34,15 @@ class TooLargeError(ValueError):
 class RankConfig:
     """Sizes of one rank. ``num_blocks`` includes the null block.
 
-    ``whole_prompt``: a request leaves the queue when all its tokens have room, not only its first chunk (a peer's
-    rule). ``jump``: fast-forward decodes (same results).
+    ``rules``: order of the queue, and what gives way. ``whole_prompt``: a request leaves the queue when all its tokens
+    have room, not only its first chunk (a peer's rule). ``jump``: fast-forward decodes (same results).
     """
 
     num_blocks: int
     block_size: int = 16
     token_budget: int = 2048
     max_num_seqs: int = 256
-    policy: SchedulingPolicy = "fcfs"
+    rules: EngineRules = FCFS
     prefix_caching: bool = True
     whole_prompt: bool = False
     jump: bool = True
@@ -79,8 +81,8 @@ class Rank:
         self.cache = SpanCache(
             config.num_blocks, config.block_size, config.prefix_caching, whole_prompt=config.whole_prompt
         )
-        self.scheduler: Scheduler[SimRequest, Hits] = Scheduler(
-            self.cache, token_budget=config.token_budget, max_num_seqs=config.max_num_seqs, policy=config.policy
+        self.scheduler = PinningScheduler(
+            self.cache, token_budget=config.token_budget, max_num_seqs=config.max_num_seqs, rules=config.rules
         )
         self.counters = RankCounters()
         self.due_ps: int | None = None
@@ -89,7 +91,6 @@ class Rank:
         self._steps = 0
         self._started_ps = 0
         self._arrivals = 0
-        self._pins: dict[str, SimRequest] = {}
 
     @property
     def idle(self) -> bool:
@@ -107,7 +108,7 @@ class Rank:
         self._arrivals += 1
         request.arrival = self._arrivals
         request.submitted_ps = now
-        blocked = len(self.scheduler.waiting) > 0 and self.config.policy == "fcfs"
+        blocked = len(self.scheduler.waiting) > 0 and self.config.rules.scheduling == "fcfs"
         self.scheduler.add(request)
         if self._run is not None and not blocked:
             self._end_run(now)
@@ -120,25 +121,33 @@ class Rank:
         if self._batch is not None:
             self._batch.tokens.pop(request, None)
 
-    def pin(self, owner: str, chain: Chain, tokens: int, now: int) -> None:
-        """Keep what is resident of the first ``tokens`` of ``chain``, until `unpin` or until a request of ``owner`` is
-        scheduled. Replaces the owner's older pin."""
-        self.unpin(owner, now)
-        self._pins[owner] = self.cache.hold(chain, tokens)
+    def pin(
+        self, owner: str, chain: Chain, tokens: int, now: int, *, priority: int = 0, until_ps: int | None = None
+    ) -> None:
+        """Keep what is resident of the first ``tokens`` of ``chain``, until a request of ``owner`` is scheduled or it
+        is let go. Replaces the older pin of ``owner``. ``until_ps`` and ``priority`` only say who gives way."""
+        self._pause_run(now)
+        self.scheduler.pin(owner, self.cache.hold(chain, tokens), priority, until_ps)
 
     def unpin(self, owner: str, now: int) -> None:
         """Let go of what is pinned for ``owner``, if anything is."""
+        self._pause_run(now)
+        self.scheduler.unpin(owner)
+
+    def expire(self, owner: str, now: int) -> None:
+        """`unpin`, unless a request of ``owner`` waits for what is pinned."""
+        if not self.scheduler.waits(owner):
+            self.unpin(owner, now)
+
+    def _pause_run(self, now: int) -> None:
         self._settle(now)
         if self._run is not None:
             self._end_run(now)
-        holder = self._pins.pop(owner, None)
-        if holder is not None:
-            self.cache.free(holder)
 
     @property
     def pinned_blocks(self) -> int:
         """Blocks that are pinned, shared ones as often as they are."""
-        return sum(holder.held for holder in self._pins.values())
+        return sum(pinned.holder.held for pinned in self.scheduler.pins.values())
 
     def reach(self, chain: Chain, limit: int, now: int) -> int:
         """Blocks of the prefix of ``chain`` that are resident at ``now``, at most ``limit``."""
@@ -167,8 +176,7 @@ class Rank:
         if not batch.tokens and not batch.preempted:
             return
         for request in batch.admitted:
-            if request.owner in self._pins:
-                self.cache.free(self._pins.pop(request.owner))
+            self.scheduler.unpin(request.owner)
             request.reused_tokens = min(request.computed, request.prompt_tokens)
             if request.admitted_ps is None:
                 request.admitted_ps = now

@@ -6,12 +6,12 @@ that begin; within each, in the order in which it was planned.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from load.engine.scheduler import SchedulingPolicy
 from load.sim.clock import EventQueue, to_ps, to_s
 from load.sim.engine import Rank, RankConfig
 from load.sim.policies import (
@@ -33,6 +33,8 @@ from load.sim.programs import Program, Turn
 from load.sim.requests import SimRequest
 from load.sim.results import ProgramRow, Result, TurnRow
 from load.sim.timing import TIMINGS, Timing
+from services.admission.policies.engine_rules import FCFS, EngineRules
+from services.admission.policies.in_engine import InEngine
 
 _HAPPENING, _END, _TICK, _START = range(4)
 
@@ -50,8 +52,9 @@ class PolicyError(Exception):
 class SimConfig:
     """The fleet, and how programs come: open loop at their ``arrival_s``, or closed loop, ``concurrency`` at a time.
 
-    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``whole_prompt``, ``jump``: see `RankConfig`.
-    ``report_cached``: engines say how many tokens they found cached.
+    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``rules``, ``whole_prompt``, ``jump``: see
+    `RankConfig`; a policy that acts inside the engine brings its own rules. ``report_cached``: engines say how many
+    tokens they found cached.
     """
 
     workers: int = 1
@@ -60,7 +63,7 @@ class SimConfig:
     block_size: int = 16
     token_budget: int = 2048
     max_num_seqs: int = 256
-    scheduling: SchedulingPolicy = "fcfs"
+    rules: EngineRules = FCFS
     prefix_caching: bool = True
     whole_prompt: bool = False
     concurrency: int | None = None
@@ -76,7 +79,7 @@ class SimConfig:
             block_size=self.block_size,
             token_budget=self.token_budget,
             max_num_seqs=self.max_num_seqs,
-            policy=self.scheduling,
+            rules=self.rules,
             prefix_caching=self.prefix_caching,
             whole_prompt=self.whole_prompt,
             jump=self.jump,
@@ -93,6 +96,7 @@ class _Running:
     parent: _Running | None = None
     next_turn: int = 0
     queued_ps: int = 0
+    priority: int = 0
     waits_for: int = 0
     """Of the tool and of its sub-agents, how many are not over."""
 
@@ -137,13 +141,15 @@ class Simulation:
     _waiting: deque[Program] = field(default_factory=deque)
     _open: dict[int, _Open] = field(default_factory=dict)
     _alive: dict[str, _Running] = field(default_factory=dict)
-    _pinned: dict[tuple[str, int], int] = field(default_factory=dict)
+    _pinned: dict[tuple[str, int], int | None] = field(default_factory=dict)
     _turns: int = 0
     _unfinished: int = 0
     _last_ps: int = 0
 
     def run(self) -> Result:
         """Until every program is over, or nothing can happen any more."""
+        if isinstance(self.policy, InEngine):
+            self.config = replace(self.config, rules=self.policy.engine)
         self._ranks = self.config.ranks()
         self._unfinished = len(self.programs)
         sizes = [WorkerFacts(rank.config.kv_tokens, rank.config.block_size) for rank in self._ranks]
@@ -198,7 +204,9 @@ class Simulation:
         elif event.running is not None and event.kind == "unpin":
             name = event.running.program.name
             if self._pinned.get((name, event.rank)) == now:
-                self._unpin(name, event.rank)
+                del self._pinned[name, event.rank]
+                self._ranks[event.rank].expire(name, now)
+                self._look_again(event.rank)
         elif event.running is not None:
             self._gap_over(event.running)
 
@@ -243,7 +251,7 @@ class Simulation:
             raise PolicyError(f"{admission} at {to_s(now)} s: no such seat")
         overlaps = self._residency(turn.number)
         turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.seat]
-        turn.dispatched_ps, turn.worker = now, admission.seat
+        turn.dispatched_ps, turn.worker, turn.running.priority = now, admission.seat, admission.priority
         turn.request = SimRequest(
             turn.number,
             turn.plan.chain,
@@ -269,19 +277,23 @@ class Simulation:
         self._leave(turn.running)
 
     def _pin(self, pin: Pin) -> None:
-        now, until = self._queue.now, to_ps(pin.until)
+        now = self._queue.now
+        until = None if math.isinf(pin.until) else to_ps(pin.until)
         running = self._alive.get(pin.program)
-        if running is None or running.next_turn == 0 or until <= now:
+        if running is None or running.next_turn == 0 or (until is not None and until <= now):
             return
         done = running.program.turns[running.next_turn - 1]
         tokens = done.prompt_tokens + done.output_tokens - 1
-        self._ranks[pin.seat].pin(pin.program, done.chain, tokens, now)
+        rank = self._ranks[pin.seat]
+        rank.pin(pin.program, done.chain, tokens, now, priority=running.priority, until_ps=until)
         self._pinned[pin.program, pin.seat] = until
-        self._queue.put(until, _Event("unpin", running, pin.seat), _HAPPENING)
+        if until is not None:
+            self._queue.put(until, _Event("unpin", running, pin.seat), _HAPPENING)
         self._look_again(pin.seat)
 
     def _unpin(self, program: str, seat: int) -> None:
-        if self._pinned.pop((program, seat), None) is not None:
+        if (program, seat) in self._pinned:
+            del self._pinned[program, seat]
             self._ranks[seat].unpin(program, self._queue.now)
             self._look_again(seat)
 

@@ -13,6 +13,7 @@ from load.sim.content import Chain
 from load.sim.engine import Rank, RankConfig
 from load.sim.requests import SimRequest
 from load.sim.timing import LinearTiming, PeerTiming, Timing, Work
+from services.admission.policies.engine_rules import EngineRules
 from tests.unit.sim.exact import SIZE, TIMING, Arrival, Timeline, run_exact
 
 
@@ -118,7 +119,7 @@ def test_a_rank_does_what_the_block_exact_engine_does(
             block_size=SIZE,
             token_budget=budget,
             max_num_seqs=seats,
-            policy=policy,
+            rules=EngineRules(scheduling=policy),
             prefix_caching=prefix_caching,
             jump=jump,
         )

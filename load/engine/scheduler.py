@@ -135,9 +135,12 @@ class Scheduler(Generic[Request, Hits]):
         self.max_num_seqs = max_num_seqs
         self.policy = policy
         self.running: list[Request] = []
-        self.waiting: WaitingQueue[Request] = PriorityQueue() if policy == "priority" else ArrivalQueue()
+        self.waiting = self.make_queue()
         self.prefix_queries = 0
         self.prefix_hits = 0
+
+    def make_queue(self) -> WaitingQueue[Request]:
+        return PriorityQueue() if self.policy == "priority" else ArrivalQueue()
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
@@ -171,6 +174,8 @@ class Scheduler(Generic[Request, Hits]):
             request = self.running[index]
             count = min(request.remaining, budget)
             while not self.cache.allocate(request, count):
+                if self.make_room(request, runs=True):
+                    continue
                 victim = self._victim()
                 budget += batch.tokens.pop(victim, 0)
                 if self.running.index(victim) < index:
@@ -191,7 +196,9 @@ class Scheduler(Generic[Request, Hits]):
             cached = len(hits) * self.cache.block_size
             count = min(request.length - cached, budget)
             if not self.cache.allocate(request, count, hits):
-                return
+                if not self.make_room(request, runs=False):
+                    return
+                continue
             self.waiting.pop()
             self.running.append(request)
             batch.tokens[request] = count
@@ -203,6 +210,11 @@ class Scheduler(Generic[Request, Hits]):
                 request.created_tokens = max(0, full - cached)
                 self.prefix_queries += request.prompt_tokens
                 self.prefix_hits += cached
+
+    def make_room(self, request: Request, *, runs: bool) -> bool:
+        """Whether something else gave way for ``request``, which runs or waits and found no room. Nothing does here."""
+        del request, runs
+        return False
 
     def _victim(self) -> Request:
         if self.policy == "priority":

@@ -11,9 +11,16 @@ import msgspec
 
 from services.admission.cost import CostWeights
 from services.admission.estimators.learned_pool import LearnedPool
+from services.admission.policies.concur import Concur, ConcurParameters
+from services.admission.policies.continuum import Continuum, ContinuumParameters
+from services.admission.policies.infercept import Infercept, InferceptParameters
 from services.admission.policies.kv import Kv
 from services.admission.policies.least_load import LeastLoad
+from services.admission.policies.plas import Plas, PlasParameters
+from services.admission.policies.program_fcfs import ProgramFcfs
 from services.admission.policies.round_robin import RoundRobin
+from services.admission.policies.static_ttl import StaticTtl, StaticTtlParameters
+from services.admission.policies.thunderagent import ThunderAgentParameters, thunderagent
 from services.admission.scheduling.interface import Policy
 
 
@@ -89,6 +96,13 @@ def _register(name: str, parameters: type[P], make: Callable[[P, Given], Policy]
 _register("round_robin", NoParameters, lambda _, given: RoundRobin())
 _register("least_load", NoParameters, lambda _, given: LeastLoad())
 _register("kv", KvParameters, _kv)
+_register("program_fcfs", NoParameters, lambda _, given: ProgramFcfs())
+_register("plas", PlasParameters, lambda parameters, given: Plas(parameters))
+_register("infercept", InferceptParameters, lambda parameters, given: Infercept(parameters))
+_register("static_ttl", StaticTtlParameters, lambda parameters, given: StaticTtl(parameters))
+_register("continuum", ContinuumParameters, lambda parameters, given: Continuum(parameters))
+_register("concur", ConcurParameters, lambda parameters, given: Concur(parameters))
+_register("thunderagent", ThunderAgentParameters, lambda parameters, given: thunderagent(parameters))
 
 
 def make_policy(name: str, parameters: Mapping[str, object] | None = None, given: Given | None = None) -> Policy:

@@ -2,6 +2,21 @@
 
 The peer's figures were measured by running it (spec: peers §3, tables A and B). Traces are looked for in ``--traces``:
 ``mooncake_conversation_trace.jsonl.gz`` and ``agentic_closed_loop_96x.jsonl.gz``, there or one folder down.
+
+With its constants every round-robin figure is the peer's to the digit that it prints (its per-request report of the
+agentic trace, 2 and 4 workers: every time of all 1,356 turns within 0.1 us, every placement, every reused token). That takes what the peer does otherwise than our
+engine, all of it switched on here only:
+
+- a request is admitted when its whole prompt has room (`SimConfig.whole_prompt`); vLLM and our engine want room for the
+  first chunk, and preempt more;
+- its iteration times (`PeerTiming`), in which a long shared prefix counts once per request that shares it;
+- its pool has as many blocks as it is given, ours one less (the null block): one more is configured;
+- its hit ratio counts what a request found when it was last admitted, after preemptions (``hit``), ours what it found
+  first (``hit_first``).
+
+A closed loop under round robin is chaotic: tool times that differ by 0.1 ms move the hit ratio by +-2 points. ``kv`` is
+admission's policy, not the peer's: where turns have sessions, its preference for the session's previous worker finds
+far more than the peer's cost does; without sessions (conversation) both find the same within the peer's own spread.
 """
 
 from __future__ import annotations

@@ -388,3 +388,15 @@ def check(seed: int = 1, count: int = 4_000) -> list[tuple[Expected, float, bool
         near = expected.difference(measured) <= expected.tolerance
         rows.append((expected, getattr(measured, expected.name), near))
     return rows
+
+
+def main() -> None:
+    """Print every recipe beside what a large sample measures: ``python -m load.sim.workloads``."""
+    for expected, measured, near in check():
+        name = expected.workload if expected.label is None else f"{expected.workload}/{expected.label}"
+        verdict = "" if near else "  FAR"
+        print(f"{name:12} {expected.name:16} {expected.value:12.3f} {measured:12.3f}{verdict}")
+
+
+if __name__ == "__main__":
+    main()

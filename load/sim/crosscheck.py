@@ -3,9 +3,9 @@
 The peer's figures were measured by running it (spec: peers §3, tables A and B). Traces are looked for in ``--traces``:
 ``mooncake_conversation_trace.jsonl.gz`` and ``agentic_closed_loop_96x.jsonl.gz``, there or one folder down.
 
-With its constants every round-robin figure is the peer's to the digit that it prints (its per-request report of the
-agentic trace, 2 and 4 workers: every time of all 1,356 turns within 0.1 us, every placement, every reused token). That takes what the peer does otherwise than our
-engine, all of it switched on here only:
+With its constants every round-robin figure is the peer's to the digit that it prints. In its per-request reports of the
+agentic trace on 2 and 4 workers every time of all 1,356 turns is ours within 0.1 us, and so are every placement and
+every reused token. That takes what the peer does otherwise than our engine, all of it switched on here only:
 
 - a request is admitted when its whole prompt has room (`SimConfig.whole_prompt`); vLLM and our engine want room for the
   first chunk, and preempt more;

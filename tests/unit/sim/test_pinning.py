@@ -204,7 +204,7 @@ RULED: dict[str, Callable[[], InEngine]] = {
 @pytest.mark.parametrize("name", sorted(RULED))
 def test_jumping_changes_nothing_beside_pins(name: str) -> None:
     """Under memory pressure, with pins that come, expire and give way: rows with and without jumps are equal."""
-    programs = workloads.generate("mix", count=10, rate_per_s=0.5, seed=3)
+    programs = workloads.generate("mix", count=7, rate_per_s=0.5, seed=3)
     results = [simulate(programs, RULED[name](), SimConfig(kv_tokens=130_000, jump=jump)) for jump in (False, True)]
     assert results[0].turns == results[1].turns
     assert results[0].workers[0].iterations == results[1].workers[0].iterations

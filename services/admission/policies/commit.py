@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -93,6 +94,7 @@ class Commit(Base):
             self.book.open_seat(number, facts, 0.0)
 
     def worker_changed(self, now: float, seat: int, facts: WorkerFacts | None) -> Actions:
+        self.book.advance(now)
         if facts is not None:
             self.book.open_seat(seat, facts, now)
             self._shed(now, self.book.seats[seat])
@@ -121,9 +123,11 @@ class Commit(Base):
         if turn.max_output_tokens is not None:
             output = min(output, turn.max_output_tokens)
         held = self.book.wait(program, turn, now, min(turn.prompt_tokens + output, capacity))
-        if program.facts.single:
-            self._admit(program, held, self._cheapest(held, list(self.book.seats.values())))
-        elif program.turns or held.charge > self.parameters.lo * capacity:
+        if program.facts.single and program.first_waiting is held:
+            seats = list(self.book.seats.values())
+            at_home = [seat for seat in seats if program.running and seat.number == program.seat]
+            self._admit(program, held, self._cheapest(held, at_home or seats))
+        elif turn.index or program.turns or held.charge > self.parameters.lo * capacity:
             heapq.heappush(self._deadlines, (now + self.parameters.hold_limit_s, turn.turn))
         return self._answer(now)
 
@@ -137,18 +141,12 @@ class Commit(Base):
         if known is None:
             return self._answer(now)
         program, turn, ran = known
-        if not ran:
-            self.book.cancelled(program, now)
-            return self._answer(now)
-        self.book.used(program, turn, usage)
-        self.book.programs.touch(program, now)
-        program.children.update(usage.spawned)
-        if usage.final or program.facts.single:
-            self._close(program, finished=True)
-        elif program.running:
-            self.book.settle(program)
-        else:
-            self._lease(program, usage.tool, now)
+        program.is_final = program.is_final or usage.final
+        if ran:
+            self.book.used(program, turn, usage)
+            self.book.programs.touch(program, now)
+            program.children.update(usage.spawned)
+        self._turn_over(program, ran, usage.tool, now, kept=ran)
         return self._answer(now)
 
     def turn_aborted(self, now: float, turn: int) -> Actions:
@@ -156,21 +154,16 @@ class Commit(Base):
         known = self.book.over(turn)
         if known is not None:
             program, _, ran = known
-            if program.facts.single:
-                self._close(program, finished=False)
-            elif not ran:
-                self.book.cancelled(program, now)
-            elif program.running:
-                self.book.settle(program)
-            else:
-                self.book.rest(program)
+            self._turn_over(program, ran, None, now, kept=False)
         return self._answer(now)
 
     def program_closed(self, now: float, program: str) -> Actions:
         self.book.advance(now)
         known = self.book.programs.get(program)
         if known is not None:
-            self._close(known, finished=bool(known.turns) and known.is_idle)
+            known.is_final = True
+            if known.is_idle:
+                self._close(known)
         return self._answer(now)
 
     def tick(self, now: float) -> Actions:
@@ -188,15 +181,26 @@ class Commit(Base):
         if programs.get(facts.name) is None and programs.is_full:
             oldest = programs.longest_untouched()
             if oldest is not None and oldest.is_idle:
-                self._close(oldest, finished=False, state="expired")
+                self._close(oldest, "expired")
         return self.book.program(facts, now)
 
-    def _close(self, program: Program, *, finished: bool, state: str = "released") -> None:
+    def _turn_over(self, program: Program, ran: bool, tool: str | None, now: float, *, kept: bool) -> None:
+        """A turn of the program is over. ``kept``: its KV may be kept for the next one."""
+        if program.is_idle and (program.is_final or program.facts.single):
+            self._close(program)
+        elif not ran:
+            self.book.cancelled(program, now)
+        elif program.running:
+            self.book.settle(program)
+        elif kept and program.seat is not None:
+            self._lease(program, tool, now)
+        else:
+            self.book.rest(program)
+
+    def _close(self, program: Program, state: Literal["released", "expired"] = "released") -> None:
         if program.state is ProgramState.LEASED and program.seat is not None:
-            self._actions.append(
-                LeaseChange(program.facts.name, program.seat, "expired" if state == "expired" else "released")
-            )
-        self.book.close(program, finished=finished)
+            self._actions.append(LeaseChange(program.facts.name, program.seat, state))
+        self.book.close(program, finished=state == "released" and program.turns > 0)
 
     def _expire(self, now: float) -> None:
         for _ in range(EXPIRED_AT_ONCE):
@@ -204,7 +208,7 @@ class Commit(Base):
             if program is None or now - program.touched < self.parameters.idle_expiry_s:
                 return
             if program.is_idle and not program.children:
-                self._close(program, finished=False, state="expired")
+                self._close(program, "expired")
             else:
                 self.book.programs.touch(program, now)
 
@@ -221,16 +225,13 @@ class Commit(Base):
     # Leases
 
     def _lease(self, program: Program, tool: str | None, now: float) -> None:
-        if program.seat is None:
-            self.book.rest(program)
-            return
         self.book.lease(program, tool, now)
-        numbers = {"tokens": float(program.lease_charge), "final_tokens": float(self._final(program))}
-        self._actions.append(LeaseChange(program.facts.name, program.seat, "leased", numbers))
-        self._shed(now, self.book.seats[program.seat])
-
-    def _final(self, program: Program) -> int:
-        return self.book.final_context(program, self.book.seats[program.seat or 0].capacity)
+        assert program.seat is not None
+        seat = self.book.seats[program.seat]
+        final = self.book.final_context(program, seat.capacity)
+        numbers = {"tokens": float(program.lease_charge), "final_tokens": float(final)}
+        self._actions.append(LeaseChange(program.facts.name, seat.number, "leased", numbers))
+        self._shed(now, seat)
 
     def _shed(self, now: float, seat: Seat) -> None:
         """Gives leases up, the least worth first, where there is more than the band allows; never the oldest's."""
@@ -255,12 +256,16 @@ class Commit(Base):
 
     def _answer(self, now: float) -> Actions:
         """Lets in whom it may, in order, and says all that happened."""
-        if self.book.seats:
+        self.book.rekey()
+        revoked: set[int] = set()
+        before = -1
+        while self.book.seats and len(self._actions) != before:  # who went in may have left room to others
+            before = len(self._actions)
             for seat in self.book.seats.values():
                 if seat.warm:
-                    self._warm(now, seat)
+                    self._warm(now, seat, revoked)
             if self.book.cold or self.book.new:
-                self._commit_tested(now)
+                self._commit_tested(now, revoked)
             self._progress(now)
             self._force(now)
         return self._taken()
@@ -269,19 +274,18 @@ class Commit(Base):
         actions, self._actions = self._actions, []
         return actions
 
-    def _warm(self, now: float, seat: Seat) -> None:
+    def _warm(self, now: float, seat: Seat, revoked: set[int]) -> None:
         """Turns of programs that have their KV here: they only have to fit. The first that does not may take leases."""
         limit = self.parameters.hi * seat.capacity
-        is_head = True
         for _, number in list(islice(seat.warm, TRIED)):
             program = self.book.programs.numbered(number)
             while program is not None and program.waiting:
                 turn = program.first_waiting
-                if turn.tested >= seat.changed and not is_head:
+                if turn.tested >= seat.changed and seat.number in revoked:
                     break
                 needed = self._needed(program, turn)
-                if seat.load + needed > limit and is_head:
-                    is_head = False
+                if seat.load + needed > limit and seat.number not in revoked:
+                    revoked.add(seat.number)
                     self._revoke_others(now, seat, program, limit - needed)
                 if seat.load + needed > limit:
                     turn.tested = self.book.changes
@@ -313,10 +317,9 @@ class Commit(Base):
             self.book.predict(program)
         return program.rank, program.number
 
-    def _commit_tested(self, now: float) -> None:
+    def _commit_tested(self, now: float, revoked: set[int]) -> None:
         """Programs without a lease, by D: whom a seat accepts, goes. A new one that is blocked for too long stops those
         behind it."""
-        revoked: set[int] = set()
         again = True
         while again:
             again = False

@@ -82,35 +82,35 @@ class Book:
 
     def final_context(self, program: Program, capacity: int, charge: int = 0) -> int:
         """Pk in tokens; no less than ``charge``, what its next turn takes."""
-        if program.left_tokens is not None:  # the common case, without looking the growth up
+        if program.left_tokens is not None:
             return round(min(capacity, max(program.context + max(0.0, program.left_tokens), charge)))
-        growth = self.learned.growth(program.key)
-        predicted = predicted_final_context(program.context, None, growth=growth, capacity=capacity)
+        predicted = predicted_final_context(program.context, None, growth=program.growth, capacity=capacity)
         return round(min(capacity, max(predicted, charge)))
 
     def new_in_order(self) -> Iterator[Program]:
         """Programs of which nothing ran and that wait, by D. Do not change the queues meanwhile."""
-        lines = []
-        for key, line in self.new.items():
-            head_start = self.span * self.first_prediction(key)[0]
-            lines.append(((arrival + head_start, number) for arrival, number in line))
+        lines = [self._ranked(line, self.span * self.first_prediction(key)[0]) for key, line in self.new.items()]
         merged = lines[0] if len(lines) == 1 else heapq.merge(*lines)
         for _, number in merged:
             program = self.programs.numbered(number)
             if program is not None:
                 yield program
 
+    @staticmethod
+    def _ranked(line: OrderedKeys, offset: float) -> Iterator[Key]:
+        return ((arrival + offset, number) for arrival, number in line)
+
     # Where a program belongs
 
     def settle(self, program: Program) -> None:
         """Predicts anew, and puts the program where it belongs."""
-        before = program.rank, program.left_tokens
+        before = program.rank, program.left_tokens, program.queued
         self.predict(program)
-        if before != (program.rank, program.left_tokens):
-            for turn in program.waiting.values():
-                turn.tested = -1
         self._commit(program)
         self._queue(program)
+        if before != (program.rank, program.left_tokens, program.queued):
+            for turn in program.waiting.values():
+                turn.tested = -1
         if program.committed is not None or program.queued is not None:
             self._placed[program.number] = program
             self._placed.move_to_end(program.number)
@@ -219,6 +219,7 @@ class Book:
         if known is not None:
             return known
         program = self.programs.open(facts, now)
+        program.growth = self.learned.growth(program.key)
         parent = self.programs.get(facts.parent) if facts.parent is not None else None
         if parent is not None and parent.is_idle and parent.state is ProgramState.LEASED:
             parent.tool = SUB_AGENTS
@@ -308,6 +309,7 @@ class Book:
         if attained is None:
             return
         program.work, program.context = attained.work_s, attained.context_tokens
+        program.growth = self.learned.growth(program.key)
         if seat is None:
             return
         cached = usage.cached_tokens
@@ -350,7 +352,7 @@ class Book:
         program.move(ProgramEvent.LEASED)
         program.tool = SUB_AGENTS if program.children else tool
         program.idle_since, program.returned = now, bool(program.waiting)
-        program.lease_charge = program.context + round(self.learned.growth(program.key))
+        program.lease_charge = program.context + round(program.growth)
         seat.load += program.lease_charge
         seat.leases[program.number] = program
         self.price(program, now)
@@ -410,7 +412,6 @@ class Book:
             if program is not None and program.standing == standing:
                 self.price(program, now)
                 self.settle(program)
-        self.rekey()
 
     # Where a program has its KV
 
@@ -423,7 +424,5 @@ class Book:
     def _leave_seat(self, program: Program) -> None:
         if program.seat is not None:
             self.seats[program.seat].programs.pop(program.number, None)
-            if program.committed is not None:
-                self.seats[program.committed[0]].committed.remove(program.committed[1])
-                program.committed = None
-        program.seat = None
+            program.seat = None
+            self._commit(program)

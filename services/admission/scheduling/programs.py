@@ -74,8 +74,10 @@ class Program:
     """One program. Contexts and charges in tokens, times in seconds.
 
     ``number``: by arrival, unique. ``seat``: where it runs, is kept, or was last. ``work``: attained, in GPU seconds.
+    ``growth``: g, as it was known when its last turn ended.
     ``rank``: D. ``left_tokens``: mean residual of its context (``None``: no prediction). ``revision``: of what is
-    learned, with which both were made. ``returned``: how long its tool took is known already. ``touched``: when a turn
+    learned, with which both were made. ``is_final``: over with the last of its
+    turns. ``returned``: how long its tool took is known already. ``touched``: when a turn
     came or ended. ``standing``: counts the times that its lease was priced, so that an older timer can be told.
     """
 
@@ -87,6 +89,7 @@ class Program:
     seat: int | None = None
     context: int = 0
     work: float = 0.0
+    growth: float = 0.0
     turns: int = 0
     waiting: dict[int, HeldTurn] = field(default_factory=dict)
     running: dict[int, HeldTurn] = field(default_factory=dict)
@@ -94,6 +97,7 @@ class Program:
     tool: str | None = None
     idle_since: float | None = None
     returned: bool = False
+    is_final: bool = False
     touched: float = 0.0
     rank: float = 0.0
     left_tokens: float | None = None

@@ -12,6 +12,7 @@ hit rate that of the turns that finished in the interval, of what a cache of any
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -91,6 +92,8 @@ class Concur(Base):
         self._seats = {seat: _Seat(facts, self._parameters.initial) for seat, facts in enumerate(fleet.workers)}
         self._programs: dict[str, _Program] = {}
         self._waiting: dict[int, TurnFacts] = {}
+        self._outside: list[tuple[int, int]] = []
+        """(order of the program, turn) of what waits, and of turns that did."""
         self._running: dict[int, tuple[TurnFacts, int]] = {}
         self._arrivals = 0
 
@@ -128,7 +131,13 @@ class Concur(Base):
         program = self._programs[turn.program]
         if program.seat is not None and not program.in_flight:
             self._leave_if_cut(turn.program, program)
+        parent = self._programs.get(program.parent) if program.parent is not None else None
+        if program.seat is None and parent is not None:
+            program.seat = parent.seat
         self._waiting[turn.turn] = turn
+        if program.seat is not None:
+            return [self._start(turn, program)]
+        heapq.heappush(self._outside, (program.order, turn.turn))
         return list(self._enter())
 
     def _leave_if_cut(self, name: str, program: _Program) -> None:
@@ -145,22 +154,27 @@ class Concur(Base):
             program.seat = None
 
     def _enter(self) -> Iterator[Action]:
-        """Turns of programs inside, and of those that find room, first come first."""
-        waiting = sorted(self._waiting.values(), key=lambda turn: (self._programs[turn.program].order, turn.turn))
-        for turn in waiting:
-            program = self._programs[turn.program]
-            if program.seat is None:
-                parent = self._programs.get(program.parent) if program.parent is not None else None
-                program.seat = parent.seat if parent is not None else None
+        """Turns of programs that find room, or have found it, first come first."""
+        while self._outside:
+            turn = self._waiting.get(self._outside[0][1])
+            program = self._programs.get(turn.program) if turn is not None else None
+            if turn is None or program is None:
+                heapq.heappop(self._outside)
+                continue
             if program.seat is None:
                 program.seat = self._room()
                 if program.seat is None:
-                    continue
+                    return
                 self._seats[program.seat].inside[turn.program] = None
-            program.in_flight += 1
-            yield self._start(turn, program.seat)
+            heapq.heappop(self._outside)
+            yield self._start(turn, program)
 
-    def _start(self, turn: TurnFacts, number: int) -> Admission:
+    def _start(self, turn: TurnFacts, program: _Program) -> Admission:
+        assert program.seat is not None
+        program.in_flight += 1
+        return self._send(turn, program.seat)
+
+    def _send(self, turn: TurnFacts, number: int) -> Admission:
         del self._waiting[turn.turn]
         self._running[turn.turn] = (turn, number)
         seat = self._seats[number]
@@ -214,8 +228,10 @@ class Concur(Base):
         left = [turn for turn in self._waiting.values() if turn.program == program]
         seat = max(self._seats, key=self._left, default=None)
         if seat is None:
+            for turn in left:
+                del self._waiting[turn.turn]
             return [Refusal(turn.turn, "no_seat") for turn in left]
-        return [*(self._start(turn, seat) for turn in left), *self._enter()]
+        return [*(self._send(turn, seat) for turn in left), *self._enter()]
 
     def tick(self, now: float) -> Actions:
         for number, seat in self._seats.items():

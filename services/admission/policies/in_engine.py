@@ -47,6 +47,14 @@ class Program:
     service_s: float = 0.0
 
 
+@dataclass(slots=True)
+class Running:
+    """Turns that were admitted to a seat and are not over, and the tokens of their prompts."""
+
+    turns: int = 0
+    prompt_tokens: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class OpenTurn:
     """A turn that was admitted. ``leased``: its program's pin was live when it came back."""
@@ -69,6 +77,7 @@ class InEngine(Base):
         super().begin(fleet)
         self._seats = dict(enumerate(fleet.workers))
         self._placed = dict.fromkeys(self._seats, 0)
+        self._running = {seat: Running() for seat in self._seats}
         self._programs: dict[str, Program] = {}
         self._turns: dict[int, OpenTurn] = {}
         self._arrivals = 0
@@ -98,8 +107,12 @@ class InEngine(Base):
         if facts is not None:
             self._seats[seat] = facts
             self._placed.setdefault(seat, 0)
+            self._running.setdefault(seat, Running())
         elif self._seats.pop(seat, None) is not None:
             del self._placed[seat]
+            for number in [number for number, turn in self._turns.items() if turn.seat == seat]:
+                self._over(number)
+            del self._running[seat]
             for program in self._programs.values():
                 if program.seat == seat:
                     program.seat = program.pinned_until = None
@@ -125,6 +138,8 @@ class InEngine(Base):
         leased = program.pinned_until is not None and now < program.pinned_until
         self._turns[turn.turn] = OpenTurn(program, seat, turn.prompt_tokens, now, leased, program.context)
         program.in_flight += 1
+        self._running[seat].turns += 1
+        self._running[seat].prompt_tokens += turn.prompt_tokens
         program.tool = program.since = program.pinned_until = None
         return (Admission(turn.turn, seat, priority),)
 
@@ -141,11 +156,12 @@ class InEngine(Base):
         return ()
 
     def turn_finished(self, now: float, usage: TurnUsage) -> Actions:
-        turn = self._turns.pop(usage.turn, None)
+        turn = self._over(usage.turn)
         if turn is None:
             return ()
         program = turn.program
-        program.in_flight -= 1
+        if self._programs.get(program.name) is not program:
+            return ()
         self.turn_measured(now, turn, usage)
         program.turns += 1
         program.context = usage.prompt_tokens + usage.output_tokens
@@ -156,16 +172,22 @@ class InEngine(Base):
         if usage.tool is None or program.in_flight or program.seat != usage.seat:
             return ()
         until = self.pin_until(now, program, usage)
-        if until is None:
+        if until is None or until <= now:
             return ()
         program.pinned_until = until
         return (Pin(program.name, usage.seat, until),)
 
     def turn_aborted(self, now: float, turn: int) -> Actions:
-        known = self._turns.pop(turn, None)
-        if known is not None:
-            known.program.in_flight -= 1
+        self._over(turn)
         return ()
+
+    def _over(self, number: int) -> OpenTurn | None:
+        turn = self._turns.pop(number, None)
+        if turn is not None:
+            turn.program.in_flight -= 1
+            self._running[turn.seat].turns -= 1
+            self._running[turn.seat].prompt_tokens -= turn.prompt_tokens
+        return turn
 
     def program_closed(self, now: float, program: str) -> Actions:
         known = self._programs.pop(program, None)

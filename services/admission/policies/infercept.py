@@ -77,9 +77,8 @@ class Infercept(InEngine):
         self._tools.record(tool, seconds)
 
     def pin_until(self, now: float, program: Program, usage: TurnUsage) -> float | None:
-        running = [turn for turn in self._turns.values() if turn.seat == usage.seat]
-        held = sum(turn.prompt_tokens for turn in running)
-        waste = discard_waste(program.context, len(running), held, self._parameters)
+        running = self._running[usage.seat]
+        waste = discard_waste(program.context, running.turns, running.prompt_tokens, self._parameters)
         if self._parameters.remaining == "elapsed":
             return now + waste / max(1, program.context)
         durations, source = self._tools.durations(usage.tool or "")

@@ -99,6 +99,8 @@ class DynamoThunderAgent(Pausing):
         self._gates: dict[str, deque[TurnFacts]] = {}
         """Turns of a program that wait for its gate, behind the one that is being admitted."""
         self._waiting: dict[str, _Waiting] = {}
+        self._unsent: dict[int, str] = {}
+        """Programs of the turns of both."""
         self._open: dict[int, tuple[Program, int, int, int]] = {}
         """Turns that run: program, epoch, seat, prompt tokens."""
 
@@ -112,6 +114,7 @@ class DynamoThunderAgent(Pausing):
         if not self.live:
             return (Refusal(turn.turn, "no_seat"),)
         if turn.program in self._waiting:
+            self._unsent[turn.turn] = turn.program
             self._gates.setdefault(turn.program, deque()).append(turn)
             return ()
         return list(self._begin(now, turn))
@@ -136,6 +139,7 @@ class DynamoThunderAgent(Pausing):
                 return
             self._pause(program)
         self._waiting[turn.program] = waiting
+        self._unsent[turn.turn] = turn.program
 
     def _place(self, program: Program, *, is_new: bool) -> bool:
         """Whether the turn goes now, at ``program.seat`` or without a place (§4.5, 3 to 7)."""
@@ -161,6 +165,7 @@ class DynamoThunderAgent(Pausing):
 
     def _send(self, now: float, waiting: _Waiting, *, was_paused: bool) -> Iterator[Action]:
         turn, program = waiting.turn, waiting.program
+        self._unsent.pop(turn.turn, None)
         seat = program.seat if program.seat in self.live else self._any_seat(turn.turn)
         if seat is None:
             yield Refusal(turn.turn, "no_seat")
@@ -216,19 +221,18 @@ class DynamoThunderAgent(Pausing):
         if program is not None:
             self._end(now, program, prompt)
             return ()
-        for name, gate in self._gates.items():
-            for queued in gate:
-                if queued.turn == turn:
-                    gate.remove(queued)
-                    if not gate:
-                        del self._gates[name]
-                    self.counters.cancelled += 1
-                    return ()
-        for name, waiting in self._waiting.items():
-            if waiting.turn.turn == turn:
-                del self._waiting[name]
-                self._roll_back(waiting)
-                return list(self._next(now, name))
+        name = self._unsent.pop(turn, None)
+        if name is None:
+            return ()
+        waiting = self._waiting[name]
+        if waiting.turn.turn == turn:
+            del self._waiting[name]
+            self._roll_back(waiting)
+            return list(self._next(now, name))
+        gate = deque(queued for queued in self._gates.pop(name) if queued.turn != turn)
+        if gate:
+            self._gates[name] = gate
+        self.counters.cancelled += 1
         return ()
 
     def _roll_back(self, waiting: _Waiting) -> None:

@@ -12,7 +12,7 @@ from services.admission.estimators.reload_cost import ReloadCost
 from services.admission.policies.concur import Concur, ConcurParameters
 from services.admission.policies.continuum import Continuum, ContinuumParameters
 from services.admission.policies.engine_rules import EngineRules
-from services.admission.policies.in_engine import InEngine
+from services.admission.policies.in_engine import InEngine, Running
 from services.admission.policies.infercept import Infercept, InferceptParameters, discard_waste
 from services.admission.policies.plas import Plas, PlasParameters
 from services.admission.policies.program_fcfs import ProgramFcfs
@@ -111,10 +111,10 @@ def test_a_program_keeps_its_seat_until_the_seat_is_gone(make: Callable[[], InEn
 
 
 @pytest.mark.parametrize("make", [ProgramFcfs, Plas, Infercept, StaticTtl, Continuum, Concur])
-def test_nothing_is_left_of_programs_that_ended_or_failed(make: Callable[[], Policy]) -> None:
+def test_nothing_is_left_of_programs_that_ended_or_failed(make: Callable[[], InEngine | Concur]) -> None:
     """Final turns, aborts, closing twice, usage told twice, turns that nobody knows."""
-    bench = Bench(make())
-    policy = bench.policy
+    policy = make()
+    bench = Bench(policy)
     for number in range(20):
         name = f"p{number}"
         turn, _ = bench.ready(name, float(number))
@@ -127,9 +127,8 @@ def test_nothing_is_left_of_programs_that_ended_or_failed(make: Callable[[], Pol
         policy.program_closed(number + 0.5, name)
     policy.turn_aborted(30.0, 999)
     policy.first_token(30.0, 999)
-    tables = [value for name, value in vars(policy).items() if name in ("_programs", "_turns", "_waiting", "_running")]
-    assert tables
-    assert all(not table for table in tables)
+    assert (policy._programs, getattr(policy, "_turns", {}), getattr(policy, "_waiting", {})) == ({}, {}, {})
+    assert policy._running in ({}, {0: Running()})
 
 
 def test_an_oversize_turn_is_refused() -> None:

@@ -2,7 +2,8 @@
 
 tau* = argmax P(tau)*(T*eta + PR) - tau over the recorded durations of the tool; T is how long programs queue whose KV
 was evicted, eta how much a program's order says of what is left of it, PR the time to compute its context again. Queue:
-pre-empted first, then live pins, then the program's arrival. Source: spec scheduling §1.2-1.6.
+pre-empted first (with pressure C not, as in the preview), then live pins, then the program's arrival. Source: spec
+scheduling §1.2-1.6.
 
 What the publication leaves open is as in its re-implementations (§1.3): T over the last 100 returns, from arrival to
 the first token less the computing (a router does not see the first block); eta over 256 completed programs, 0 where it
@@ -67,7 +68,7 @@ class Continuum(InEngine):
         self.order_correlation = OrderCorrelation(window=given.program_window)
         self.queueing_delay = QueueingDelay(window=given.delay_window)
         self.engine = EngineRules(
-            scheduling="priority", pinned_first=True, preempted_first=True, pressure=given.pressure
+            scheduling="priority", pinned_first=True, preempted_first=given.pressure != "C", pressure=given.pressure
         )
 
     def priority(self, now: float, program: Program) -> int:

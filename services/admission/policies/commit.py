@@ -170,8 +170,8 @@ class Commit(Base):
         self.book.advance(now)
         self._expire(now)
         for seat in self.book.seats.values():
-            seat.steering.step(now, bool(self.book.new))
-            self.book.made_room(seat)
+            if seat.steering.step(now, bool(self.book.new)):
+                self.book.made_room(seat)
         return self._answer(now)
 
     # Programs
@@ -310,25 +310,19 @@ class Commit(Base):
         cold = ((rank, number) for rank, number in self.book.cold)
         programs = (self.book.programs.numbered(number) for _, number in cold)
         known = (program for program in programs if program is not None)
-        return heapq.merge(known, self.book.new_in_order(), key=self._order)
-
-    def _order(self, program: Program) -> tuple[float, int]:
-        if program.revision != self.learned.revision and program.state is ProgramState.NEW:
-            self.book.predict(program)
-        return program.rank, program.number
+        return heapq.merge(known, self.book.new_in_order(), key=lambda program: (program.rank, program.number))
 
     def _commit_tested(self, now: float, revoked: set[int]) -> None:
         """Programs without a lease, by D: whom a seat accepts, goes. A new one that is blocked for too long stops those
         behind it."""
         again = True
-        while again:
-            again = False
-            is_first_new = True
-            candidates = list(islice(self._held(), TRIED))
-            for program in candidates:
+        while again:  # from the beginning, for who went in changed the queue
+            again, is_first_new = False, True
+            for program in islice(self._held(), TRIED):
                 if self._try(now, program, revoked):
-                    again = len(candidates) == TRIED
-                elif program.state is ProgramState.NEW and is_first_new:
+                    again = True
+                    break
+                if program.state is ProgramState.NEW and is_first_new:
                     is_first_new = False
                     if now - program.first_waiting.ready > self.parameters.bypass_s:
                         return
@@ -336,6 +330,8 @@ class Commit(Base):
     def _try(self, now: float, program: Program, revoked: set[int]) -> bool:
         """``revoked``: seats where somebody before was accepted, but did not fit: leases go to the first only."""
         turn = program.first_waiting
+        if turn.tested == self.book.changes:
+            return False
         fitting, others = [], []
         for seat in self.book.seats.values():
             if seat.changed <= turn.tested or not self._accepts(seat, program, turn):
@@ -388,23 +384,24 @@ class Commit(Base):
 
     def _force(self, now: float) -> None:
         """The safety net: who returned and waited for H goes, one at a time on each seat."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = self._deadlines[0]
-            program = self.book.turns.get(number)
-            turn = program.waiting.get(number) if program is not None else None
+        blocked: list[tuple[float, int]] = []
+        while self._deadlines and self._deadlines[0][0] <= now and len(blocked) < TRIED:
+            deadline = heapq.heappop(self._deadlines)
+            program = self.book.turns.get(deadline[1])
+            turn = program.waiting.get(deadline[1]) if program is not None else None
             if program is None or turn is None:
-                heapq.heappop(self._deadlines)
                 continue
             seats = [seat for seat in self.book.seats.values() if not seat.forced and turn.charge <= seat.capacity]
-            if program.seat is not None and program.state is not ProgramState.COLD:
+            if program.state in (ProgramState.RUNNING, ProgramState.LEASED):
                 seats = [seat for seat in seats if seat.number == program.seat]
             if not seats:
-                return
-            heapq.heappop(self._deadlines)
-            seat = next((seat for seat in seats if seat.number == program.seat), None)
-            seat = seat or min(seats, key=lambda each: each.load / each.capacity)
+                blocked.append(deadline)
+                continue
+            seat = min(seats, key=lambda each: (each.number != program.seat, each.load / each.capacity))
             self._make_room(now, seat, program)
             self._admit(program, turn, seat, forced=True)
+        for deadline in blocked:
+            heapq.heappush(self._deadlines, deadline)
 
     def _make_room(self, now: float, seat: Seat, program: Program) -> None:
         """The engine will evict somebody's KV: the leases that are worth least."""

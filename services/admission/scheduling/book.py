@@ -29,7 +29,7 @@ from services.admission.scheduling.programs import (
 from services.admission.scheduling.seat import Seat
 from services.admission.scheduling.steering import Steering
 
-REKEYED_AT_ONCE = 64
+REKEYED_AT_ONCE = 32
 """Programs whose rank is made anew per event after the estimates changed; of so many, ranks are never older."""
 
 
@@ -88,13 +88,18 @@ class Book:
         return round(min(capacity, max(predicted, charge)))
 
     def new_in_order(self) -> Iterator[Program]:
-        """Programs of which nothing ran and that wait, by D. Do not change the queues meanwhile."""
+        """Programs of which nothing ran and that wait, by D, their predictions renewed where they are looked at. Do not
+        change the queues meanwhile."""
         lines = [self._ranked(line, self.span * self.first_prediction(key)[0]) for key, line in self.new.items()]
         merged = lines[0] if len(lines) == 1 else heapq.merge(*lines)
         for _, number in merged:
             program = self.programs.numbered(number)
-            if program is not None:
-                yield program
+            if program is None:
+                continue
+            if program.revision != self.learned.revision:
+                self.predict(program)
+                program.first_waiting.tested = -1
+            yield program
 
     @staticmethod
     def _ranked(line: OrderedKeys, offset: float) -> Iterator[Key]:
@@ -111,7 +116,7 @@ class Book:
         if before != (program.rank, program.left_tokens, program.queued):
             for turn in program.waiting.values():
                 turn.tested = -1
-        if program.committed is not None or program.queued is not None:
+        if program.committed is not None or (program.queued is not None and program.state is not ProgramState.NEW):
             self._placed[program.number] = program
             self._placed.move_to_end(program.number)
         else:

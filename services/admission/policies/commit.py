@@ -163,7 +163,7 @@ class Commit(Base):
         if known is not None:
             known.is_final = True
             if known.is_idle:
-                self._close(known)
+                self._close(known, now)
         return self._answer(now)
 
     def tick(self, now: float) -> Actions:
@@ -181,13 +181,13 @@ class Commit(Base):
         if programs.get(facts.name) is None and programs.is_full:
             oldest = programs.longest_untouched()
             if oldest is not None and oldest.is_idle:
-                self._close(oldest, "expired")
+                self._close(oldest, now, "expired")
         return self.book.program(facts, now)
 
     def _turn_over(self, program: Program, ran: bool, tool: str | None, now: float, *, kept: bool) -> None:
         """A turn of the program is over. ``kept``: its KV may be kept for the next one."""
         if program.is_idle and (program.is_final or program.facts.single):
-            self._close(program)
+            self._close(program, now)
         elif not ran:
             self.book.cancelled(program, now)
         elif program.running:
@@ -197,10 +197,10 @@ class Commit(Base):
         else:
             self.book.rest(program)
 
-    def _close(self, program: Program, state: Literal["released", "expired"] = "released") -> None:
+    def _close(self, program: Program, now: float, state: Literal["released", "expired"] = "released") -> None:
         if program.state is ProgramState.LEASED and program.seat is not None:
             self._actions.append(LeaseChange(program.facts.name, program.seat, state))
-        self.book.close(program, finished=state == "released" and program.turns > 0)
+        self.book.close(program, now, finished=state == "released" and program.turns > 0)
 
     def _expire(self, now: float) -> None:
         for _ in range(EXPIRED_AT_ONCE):
@@ -208,7 +208,7 @@ class Commit(Base):
             if program is None or now - program.touched < self.parameters.idle_expiry_s:
                 return
             if program.is_idle and not program.children:
-                self._close(program, "expired")
+                self._close(program, now, "expired")
             else:
                 self.book.programs.touch(program, now)
 

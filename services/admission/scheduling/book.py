@@ -332,8 +332,8 @@ class Book:
         program.tool, program.idle_since = None, None
         self.settle(program)
 
-    def close(self, program: Program, *, finished: bool) -> None:
-        """The program is over; its parent waits no longer for it."""
+    def close(self, program: Program, now: float, *, finished: bool) -> None:
+        """The program is over; its parent waits no longer for it, and is to return soon when it was the last."""
         for number in (*program.waiting, *program.running):
             self.over(number)
         if program.state is ProgramState.LEASED:
@@ -346,6 +346,9 @@ class Book:
         else:
             self.learned.program_abandoned(program.facts.name)
         if parent is not None:
+            if not parent.children and parent.state is ProgramState.LEASED and parent.is_idle:
+                parent.idle_since = now
+                self.price(parent, now)
             self.settle(parent)
 
     # Leases

@@ -15,7 +15,8 @@ from services.admission.scheduling.interface import ProgramFacts, TurnFacts
 from services.admission.scheduling.ordered import Key, OrderedKeys
 
 SUB_AGENTS = "sub_agents"
-"""The tool of a gap in which sub-agents run: how long they take says nothing of the tool that started them."""
+"""The tool of a gap in which sub-agents run, counted from the end of the last: their time is not that of the tool that
+started them."""
 
 
 class ProgramState(Enum):

@@ -2,14 +2,13 @@
 
 It books per seat what admission books: requests, prompt tokens until the first token, blocks until the end. As in
 `services.admission.placement`, a session's previous seat (a sub-agent's first turn: its parent's) is taken while it
-costs at most ``stickiness`` (``child_stickiness``) times the blocks that it holds more than the best. Equal costs are
-drawn from a seeded generator.
+costs at most ``stickiness`` (``child_stickiness``) times the blocks that it holds more than the best. Which of equal
+ones is chosen, whoever makes the policy decides.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.index import TierBlocks
@@ -38,8 +37,14 @@ class _Booked:
     blocks: int
 
 
+def first(count: int) -> int:
+    """The first of ``count`` equal ones."""
+    del count
+    return 0
+
+
 class Kv(Base):
-    """Bookings of turns that run; preferences of programs that did not end."""
+    """Bookings of turns that run; preferences of programs that did not end. ``choose`` draws below n, among equals."""
 
     def __init__(
         self,
@@ -47,16 +52,15 @@ class Kv(Base):
         *,
         stickiness: float = 3.0,
         child_stickiness: float = 0.25,
-        seed: int = 0,
+        choose: Callable[[int], int] = first,
     ) -> None:
         self._weights = weights or CostWeights()
         self._stickiness = stickiness
         self._child_stickiness = child_stickiness
-        self._seed = seed
+        self._choose_equal = choose
 
     def begin(self, fleet: Fleet) -> None:
         super().begin(fleet)
-        self._random = random.Random(self._seed)  # noqa: S311 - to break ties
         self._seats = dict(enumerate(fleet.workers))
         self._loads = {seat: Load() for seat in self._seats}
         self._booked: dict[int, _Booked] = {}
@@ -98,7 +102,7 @@ class Kv(Base):
         if preferred is not None and costs[preferred[0]] <= best + preferred[1] * reach[preferred[0]]:
             return preferred[0]
         tied: Sequence[int] = [seat for seat, value in costs.items() if value <= best]
-        return tied[0] if len(tied) == 1 else tied[self._random.randrange(len(tied))]
+        return tied[0] if len(tied) == 1 else tied[self._choose_equal(len(tied))]
 
     def first_token(self, now: float, turn: int) -> Actions:
         booked = self._booked.get(turn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -14,7 +13,7 @@ from services.admission.estimators.learned_pool import LearnedPool
 from services.admission.policies.concur import Concur, ConcurParameters
 from services.admission.policies.continuum import Continuum, ContinuumParameters
 from services.admission.policies.infercept import Infercept, InferceptParameters
-from services.admission.policies.kv import Kv
+from services.admission.policies.kv import Kv, first
 from services.admission.policies.least_load import LeastLoad
 from services.admission.policies.plas import Plas, PlasParameters
 from services.admission.policies.program_fcfs import ProgramFcfs
@@ -37,9 +36,10 @@ class PolicyParameterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a policy is made with besides its parameters. It alone feeds ``learned`` while it lives."""
+    """What a policy is made with besides its parameters. It alone feeds ``learned`` while it lives. ``choose`` draws
+    below n."""
 
-    random: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311
+    choose: Callable[[int], int] = first
     learned: LearnedPool = field(default_factory=LearnedPool)
 
 
@@ -81,7 +81,7 @@ def _kv(parameters: KvParameters, given: Given) -> Policy:
         parameters.weights,
         stickiness=parameters.stickiness,
         child_stickiness=parameters.child_stickiness,
-        seed=given.random.getrandbits(32),
+        choose=given.choose,
     )
 
 

@@ -109,13 +109,13 @@ class Commit(Base):
         return self._answer(now)
 
     def program_arrives(self, now: float, program: ProgramFacts) -> None:
-        self._open(now, program)
+        self._known(now, program)
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
         if turn.turn in self.book.turns or self._refused(turn):
             return self._taken()
         self.book.advance(now)
-        program = self._open(now, ProgramFacts(turn.program, "", None))
+        program = self._known(now, ProgramFacts(turn.program, "", None))
         capacity = max(seat.capacity for seat in self.book.seats.values())
         output = self.parameters.output_tokens
         if output is None:
@@ -176,7 +176,7 @@ class Commit(Base):
 
     # Programs
 
-    def _open(self, now: float, facts: ProgramFacts) -> Program:
+    def _known(self, now: float, facts: ProgramFacts) -> Program:
         programs = self.book.programs
         if programs.get(facts.name) is None and programs.is_full:
             oldest = programs.longest_untouched()

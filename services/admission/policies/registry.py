@@ -10,6 +10,7 @@ import msgspec
 
 from services.admission.cost import CostWeights
 from services.admission.estimators.learned_pool import LearnedPool
+from services.admission.policies.commit import Commit, CommitParameters
 from services.admission.policies.concur import Concur, ConcurParameters
 from services.admission.policies.continuum import Continuum, ContinuumParameters
 from services.admission.policies.infercept import Infercept, InferceptParameters
@@ -96,6 +97,7 @@ def _register(name: str, parameters: type[P], make: Callable[[P, Given], Policy]
 _register("round_robin", NoParameters, lambda _, given: RoundRobin())
 _register("least_load", NoParameters, lambda _, given: LeastLoad())
 _register("kv", KvParameters, _kv)
+_register("commit", CommitParameters, lambda parameters, given: Commit(parameters, given.learned))
 _register("program_fcfs", NoParameters, lambda _, given: ProgramFcfs())
 _register("plas", PlasParameters, lambda parameters, given: Plas(parameters))
 _register("infercept", InferceptParameters, lambda parameters, given: Infercept(parameters))

@@ -83,7 +83,8 @@ class Commit(Base):
         self.parameters = parameters
         self.learned = learned
         self.book = Book(learned, span=parameters.span_s, floor=parameters.floor, max_programs=parameters.max_programs)
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines: list[tuple[float, int, int]] = []
+        self._count = 0
         self._actions: list[Action] = []
 
     # What happens
@@ -99,20 +100,29 @@ class Commit(Base):
             self.book.open_seat(seat, facts, now)
             self._shed(now, self.book.seats[seat])
         else:
-            for program in self.book.close_seat(seat):
+            lost, ran = self.book.close_seat(seat)
+            for program in lost:
                 self._actions.append(LeaseChange(program.facts.name, seat, "revoked"))
+            for program in ran:
+                if program.is_idle and (program.is_final or program.facts.single):
+                    self._close(program, now)
         for number, program in list(self.book.turns.items()):
             turn = program.waiting.get(number)
             if turn is not None and self._refused(turn.facts):
                 self.book.over(number)
-                self.book.cancelled(program, now)
+                self._turn_over(program, False, None, now, kept=False)
         return self._answer(now)
 
     def program_arrives(self, now: float, program: ProgramFacts) -> None:
         self._known(now, program)
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
-        if turn.turn in self.book.turns or self._refused(turn):
+        if turn.turn in self.book.turns:
+            return ()
+        if self._refused(turn):
+            known = self.book.programs.get(turn.program)
+            if known is not None and known.facts.single and known.is_idle:
+                self._close(known, now)
             return self._taken()
         self.book.advance(now)
         program = self._known(now, ProgramFacts(turn.program, "", None))
@@ -128,7 +138,8 @@ class Commit(Base):
             at_home = [seat for seat in seats if program.running and seat.number == program.seat]
             self._admit(program, held, self._cheapest(held, at_home or seats))
         elif turn.index or program.turns or held.charge > self.parameters.lo * capacity:
-            heapq.heappush(self._deadlines, (now + self.parameters.hold_limit_s, turn.turn))
+            self._count += 1
+            heapq.heappush(self._deadlines, (now + self.parameters.hold_limit_s, self._count, turn.turn))
         return self._answer(now)
 
     def first_token(self, now: float, turn: int) -> Actions:
@@ -384,11 +395,11 @@ class Commit(Base):
 
     def _force(self, now: float) -> None:
         """The safety net: who returned and waited for H goes, one at a time on each seat."""
-        blocked: list[tuple[float, int]] = []
+        blocked: list[tuple[float, int, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now and len(blocked) < TRIED:
             deadline = heapq.heappop(self._deadlines)
-            program = self.book.turns.get(deadline[1])
-            turn = program.waiting.get(deadline[1]) if program is not None else None
+            program = self.book.turns.get(deadline[2])
+            turn = program.waiting.get(deadline[2]) if program is not None else None
             if program is None or turn is None:
                 continue
             seats = [seat for seat in self.book.seats.values() if not seat.forced and turn.charge <= seat.capacity]

@@ -196,12 +196,14 @@ class Book:
             self.settle(program)
         self.made_room(seat)
 
-    def close_seat(self, number: int) -> list[Program]:
-        """The seat is gone, and all that ran or was kept there. Returns the programs that lost a lease."""
+    def close_seat(self, number: int) -> tuple[list[Program], list[Program]]:
+        """The seat is gone, and all that ran or was kept there. Returns the programs that lost a lease, and those that
+        lost turns."""
         seat = self.seats.get(number)
         if seat is None:
-            return []
+            return [], []
         lost = list(seat.leases.values())
+        ran = [program for program in seat.programs.values() if program.running]
         for program in list(seat.programs.values()):
             for turn in program.running:
                 del self.turns[turn]
@@ -214,7 +216,7 @@ class Book:
             program.seat, program.lease_charge = None, 0
             self.settle(program)
         del self.seats[number]
-        return lost
+        return lost, ran
 
     # Programs and turns
 

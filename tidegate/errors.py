@@ -7,7 +7,8 @@ TidegateError          1
 ├── ChildFailedError   1  a child process did not become ready, or gave up
 ├── MissingPartError   1  a package or program is not installed
 ├── NoBusError         1  no bus answers, or it is gone
-└── NoSystemError      1  no system runs in the folder that was named
+├── NoSystemError      1  no system runs in the folder that was named
+└── SimulationError    1  a simulation was ended from outside, or its results could not be written
 """
 
 from __future__ import annotations
@@ -69,3 +70,9 @@ class NoSystemError(TidegateError):
     """The folder named by --workdir holds no running system."""
 
     reason = "no_system"
+
+
+class SimulationError(TidegateError):
+    """A process of the simulation is gone, or the folder for its results is no good."""
+
+    reason = "simulation"

@@ -28,7 +28,7 @@ from load.sim.cells import (
     usual_kv_tokens,
 )
 from load.sim.parallel import Processes
-from load.sim.workloads import MIXES, generate, measure
+from load.sim.workloads import MIXES, generate
 
 SeedSet = Literal["design", "held-out"]
 
@@ -39,6 +39,8 @@ reported. The rest of 20 is for whoever tunes next."""
 HELD_OUT = (21, 22, 23, 24, 25)
 CALIBRATION_SEEDS = (101, 102, 103, 104, 105)
 """The knee is found on these, and nothing else."""
+
+CAP_SAMPLE = 400
 
 RIVALS = (
     "concur",
@@ -74,7 +76,7 @@ class Plan:
     ``closed_workloads`` with ``concurrency`` programs at a time. Each with every policy and seed, on every fleet of
     ``workers`` and ``kv_tokens`` (``None``: the engine's usual).
 
-    ``caps``: so many static caps around the capacity over the mean final context. ``programs`` of each run.
+    ``programs`` of each run.
     """
 
     name: str
@@ -89,7 +91,6 @@ class Plan:
     seeds: tuple[int, ...] = HELD_OUT
     calibration_seeds: tuple[int, ...] = CALIBRATION_SEEDS
     programs: int = 150
-    caps: int = 5
     workers: tuple[int, ...] = (1,)
     kv_tokens: tuple[int | None, ...] = (None,)
     engine: EngineName = "h100-8b"
@@ -159,7 +160,6 @@ PRESETS: dict[str, Plan] = {
         seeds=(1, 2),
         calibration_seeds=CALIBRATION_SEEDS[:2],
         programs=60,
-        caps=3,
         work_sample=400,
     ),
     "seeds": Plan(
@@ -293,7 +293,7 @@ def _cells(plan: Plan, calibrations: Calibrations, pool: Processes, listener: Li
         Cell(scenario, policy, seed, rate, alone_s[_alone(scenario, seed)], cap)
         for scenario, rate in runs
         for policy in plan.policies
-        for cap in (_caps(plan, scenario) if policy == CAP else (None,))
+        for cap in (caps(scenario) if policy == CAP else (None,))
         for seed in plan.seeds
     ]
 
@@ -356,11 +356,17 @@ def _alone(scenario: Scenario, seed: int) -> Alone:
     return Alone(like, seed)
 
 
-def _caps(plan: Plan, scenario: Scenario) -> list[int]:
-    """Caps around the capacity over the mean final context, where the best one is (policy §1)."""
-    sample = generate(scenario.workload, count=200, seed=CALIBRATION_SEEDS[0])
-    fitting = round(scenario.fleet.kv_tokens / measure(sample).final_mean)
-    return sorted({max(1, fitting + step - plan.caps // 2) for step in range(plan.caps)})
+def caps(scenario: Scenario) -> list[int]:
+    """Static caps among which the best one is: from one below the capacity over the mean final context of the programs
+    that a turn belongs to, to one above it over that of all programs (policy §1: near capacity over final context;
+    under heavy tails it is the long ones that are there)."""
+    sample = generate(scenario.workload, count=CAP_SAMPLE, seed=CALIBRATION_SEEDS[0])
+    finals = [program.final_tokens for program in sample]
+    turns = [len(program.turns) for program in sample]
+    of_turns = sum(final * count for final, count in zip(finals, turns, strict=True)) / sum(turns)
+    fewest = scenario.fleet.kv_tokens / max(of_turns, sum(finals) / len(finals))
+    most = scenario.fleet.kv_tokens / min(of_turns, sum(finals) / len(finals))
+    return list(range(max(1, round(fewest) - 1), max(1, round(most) + 1) + 1))
 
 
 def _effort(cell: Cell) -> tuple[int, int, float]:

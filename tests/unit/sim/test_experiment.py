@@ -27,6 +27,7 @@ from load.sim.experiment import (
     ExperimentError,
     Listener,
     Plan,
+    caps,
     run_plan,
 )
 from load.sim.results import Result, TurnRow
@@ -86,6 +87,15 @@ def test_presets_name_what_there_is() -> None:
     assert set(RIVALS) <= set(policy_names())
 
 
+def test_caps_lie_around_what_fits() -> None:
+    """Those that the study found best (policy §1), at its capacity: 6 or 7, 6, 5, 10."""
+    best = {"swe": (6, 7), "mix": (6,), "lognormal": (5,), "bfcl": (10,)}
+    for workload, wanted in best.items():
+        tried = caps(Scenario(workload=workload, fleet=FleetSize(1, 412_000), programs=150))
+        assert set(wanted) <= set(tried)
+        assert len(tried) <= 8
+
+
 @pytest.mark.parametrize(
     ("change", "reason", "said"),
     [
@@ -142,15 +152,16 @@ def test_a_plan_runs_in_its_order_and_is_heard_of() -> None:
         seeds=(2, 1),
         calibration_seeds=(101,),
         programs=4,
-        caps=2,
+        kv_tokens=(FLEET.kv_tokens,),
         work_sample=10,
     )
     listener = Counting()
     outcome = run_plan(plan, 1, listener)
     told = [(row.scenario.name, row.policy, row.seed) for row in outcome.rows]
-    names = ["swe, 0.02jps", "swe, 0.2jps", "swe, 2 at a time"]
-    assert told == [(name, policy, seed) for name in names for policy in ("kv", "cap", "cap") for seed in (2, 1)]
-    assert listener.planned == listener.done_ == 18 + 2 + 1 + 1
+    names = [f"swe, {how}, 120000 KV tokens" for how in ("0.02jps", "0.2jps", "2 at a time")]
+    tried = ["kv", *("cap" for _ in caps(SMALL))]
+    assert told == [(name, policy, seed) for name in names for policy in tried for seed in (2, 1)]
+    assert listener.planned == listener.done_ == len(told) + 2 + 1 + 1
     again = run_plan(plan, 1, listener, outcome.calibrations)
     assert again.rows == outcome.rows
     assert MeanWork("swe", "h100-8b", 10).run() == next(iter(outcome.calibrations.values())).work_s

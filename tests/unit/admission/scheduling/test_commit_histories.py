@@ -102,7 +102,7 @@ class Histories(RuleBasedStateMachine):
             self.world.end()
 
 
-Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
 
 
@@ -151,7 +151,7 @@ def tell_histories(seeds: range, steps: int, play: Callable[[World, random.Rando
 
 def test_many_histories() -> None:
     """Histories that go further than a shrinking search does; 10,000 of them where the search is deep."""
-    tell_histories(range(10_000 if settings().max_examples >= 1000 else 300), 50)
+    tell_histories(range(10_000 if settings().max_examples >= 1000 else 100), 50)
 
 
 def test_turn_of_a_program_that_is_not_known() -> None:

@@ -27,6 +27,7 @@ from load.sim.cells import (
     policy_names,
     usual_kv_tokens,
 )
+from load.sim.engine import TooLargeError
 from load.sim.parallel import Processes
 from load.sim.workloads import MIXES, generate
 
@@ -58,7 +59,7 @@ RIVALS = (
 
 class ExperimentError(ValueError):
     """The experiment that was asked for cannot be (the user's mistake). ``reason``: ``unknown_policy``,
-    ``unknown_workload``, ``no_knee``, ``empty``."""
+    ``unknown_workload``, ``no_knee``, ``too_small``, ``empty``."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -274,8 +275,12 @@ def run_plan(
     plan.check()
     listener = listener or Listener()
     with Processes(processes) as pool:
-        calibrations = _calibrate(plan, pool, listener, known or {})
-        cells = _cells(plan, calibrations, pool, listener)
+        try:
+            calibrations = _calibrate(plan, pool, listener, known or {})
+            cells = _cells(plan, calibrations, pool, listener)
+        except TooLargeError as error:
+            text = f"{error}: some program fits into no worker; give more --kv-tokens"
+            raise ExperimentError("too_small", text) from None
         listener.stage("simulations", len(cells))
         # Those that take longest first, so that no process is left alone with one at the end.
         order = sorted(range(len(cells)), key=lambda each: _effort(cells[each]), reverse=True)

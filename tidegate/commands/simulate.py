@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DOCUMENT, REPORT = "simulate.json", "report.md"
-NONE = "none"
 REPORT_WIDTH = 120
 """Of tables that are read from a file."""
 
@@ -75,7 +74,7 @@ def _option(parse: Callable[[str], tuple[T, ...]]) -> Callable[..., tuple[T, ...
         if value is None:
             return None
         try:
-            return () if value.strip().lower() == NONE else parse(value)
+            return parse(value)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 
@@ -89,9 +88,14 @@ def _option(parse: Callable[[str], tuple[T, ...]]) -> Callable[..., tuple[T, ...
 @click.option("--quick", is_flag=True, help="The same as --preset quick.")
 @click.option("--policies", callback=_option(names), metavar="NAMES", help="With commas; also the bounds.")
 @click.option("--workloads", callback=_option(names), metavar="NAMES", help="With commas.")
-@click.option("--loads", callback=_option(loads), metavar="LOADS", help="As 0.7j50,1.0rho,0.07jps; none: no open loop.")
+@click.option("--loads", callback=_option(loads), metavar="LOADS", help="Open loops: as 0.7j50,1.0rho,0.07jps.")
 @click.option("--concurrency", callback=_option(counts), metavar="NUMBERS", help="Closed loops: programs at a time.")
-@click.option("--turn-multiplier", callback=_option(counts), metavar="NUMBERS", help="Every turn becomes so many.")
+@click.option(
+    "--turn-multiplier",
+    callback=_option(counts),
+    metavar="NUMBERS",
+    help="Every turn becomes so many, at the last load.",
+)
 @click.option("--seeds", callback=_option(numbers), metavar="NUMBERS", help="As 21-25; 1 to 20 are design seeds.")
 @click.option("--programs", type=click.IntRange(2, 100_000), help="Of each run; changes the knee.")
 @click.option("--workers", callback=_option(counts), metavar="NUMBERS", help="Sizes of the fleet.")
@@ -124,6 +128,8 @@ def command(
 
     Loads: rho (arrival rate x GPU seconds of a program; 1.0 is the edge of what a worker can do), j50 (in units of the
     knee, where the mean time of a program under kv is twice that alone; found first), jps (programs a second).
+    Of loads, closed loops (--concurrency) and turns, only those run that are given, where any are.
+
     The bounds are called clairvoyant (knows the future) and cap (the best static number of programs).
 
     Presets: quick (under a minute, small, on design seeds: shows that it works), seeds (minutes, on seeds that nobody
@@ -135,8 +141,8 @@ def command(
       tidegate simulate --preset seeds --json | tail -n 1 | jq .jct_ratio_best_rival_over_commit
       tidegate simulate --preset seeds --out results
       tidegate simulate --policies kv,continuum,commit --workloads swe --loads 0.7j50,1.0rho,1.2rho --seeds 21-25
-      tidegate simulate --policies kv,commit,cap --workloads swe --loads none --concurrency 6,12,24,48
-      tidegate simulate --policies kv,commit --workloads mix --workers 1,2,4 --kv-tokens 200000,412000
+      tidegate simulate --policies kv,commit,cap --workloads swe --concurrency 6,12,24,48
+      tidegate simulate --policies kv,commit --workloads mix --loads 1.0rho --workers 1,2,4 --kv-tokens 200000,412000
     """
     plan = _with_options(
         PRESETS["quick" if quick else preset],
@@ -166,21 +172,25 @@ def _with_options(
     concurrency: tuple[int, ...] | None,
     turn_multiplier: tuple[int, ...] | None,
 ) -> Plan:
-    """Workloads restrict what the preset does with some of its own; what is asked for by name is done with all."""
+    """Of loads, closed loops and turns only those run that are given, if any are. Workloads restrict what a preset does
+    with some of its own."""
+    chosen = plan.workloads if workloads is None else workloads
+    turning, closed = plan.turn_workloads, plan.closed_workloads
     if workloads is not None:
-        plan = replace(
-            plan,
-            workloads=workloads,
-            turn_workloads=tuple(each for each in workloads if each in plan.turn_workloads),
-            closed_workloads=tuple(each for each in workloads if each in plan.closed_workloads),
-        )
-    if loads is not None:
-        plan = replace(plan, loads=loads, turn_load=loads[-1] if loads else None)
-    if turn_multiplier is not None:
-        plan = replace(plan, turn_multipliers=turn_multiplier, turn_workloads=plan.workloads)
-    if concurrency is not None:
-        plan = replace(plan, concurrency=concurrency, closed_workloads=plan.workloads)
-    return plan
+        turning = tuple(each for each in workloads if each in turning)
+        closed = tuple(each for each in workloads if each in closed)
+    if loads is None and concurrency is None and turn_multiplier is None:
+        return replace(plan, workloads=chosen, turn_workloads=turning, closed_workloads=closed)
+    return replace(
+        plan,
+        workloads=chosen if loads else (),
+        loads=loads or (),
+        turn_workloads=chosen if turn_multiplier else (),
+        turn_load=loads[-1] if loads else plan.turn_load,
+        turn_multipliers=turn_multiplier or (),
+        closed_workloads=chosen if concurrency else (),
+        concurrency=concurrency or (),
+    )
 
 
 def _cores() -> int:

@@ -65,9 +65,7 @@ def test_equal_arguments_give_equal_bytes_in_any_number_of_processes(tmp_path: P
 
 def test_fleets_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Several sizes, for people; plain lines of progress on standard error where that is no terminal."""
-    arguments = (
-        "--policies kv,commit --workloads swe --loads 0.2jps --turn-multiplier none --concurrency none --seeds 1"
-    )
+    arguments = "--policies kv,commit --workloads swe --loads 0.2jps --seeds 1"
     sizes = "--programs 4 --workers 1,2 --kv-tokens 130000 --processes 1"
     assert main(["simulate", *arguments.split(), *sizes.split()]) == 0
     shown = capsys.readouterr()
@@ -84,11 +82,12 @@ def test_fleets_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         (["--loads", "1.0"], "for example 1.0rho, 0.07jps or 1.5j50"),
         (["--seeds", "5-1"], "for example 1-5,11"),
         (["--workers", "0"], "at least 1"),
-        (["--loads", "none", "--concurrency", "none", "--turn-multiplier", "none"], "nothing to run"),
+        (["--policies", ","], "nothing to run"),
+        (["--workloads", "swe", "--programs", "4", "--kv-tokens", "4000", "--processes", "1"], "give more --kv-tokens"),
     ],
 )
 def test_wrong_use_says_what_to_do(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code 2, one sentence, before anything runs."""
+    """Code 2, one sentence."""
     assert main(["simulate", *arguments]) == 2
     assert said in capsys.readouterr().err
 
@@ -106,9 +105,7 @@ def test_without_matplotlib_the_report_is_there_and_the_extra_is_named(
     """Plots are an extra; a run is not lost for want of them."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name))
-    arguments = (
-        "--policies kv,commit --workloads swe --loads 0.2jps --turn-multiplier none --concurrency none --seeds 1"
-    )
+    arguments = "--policies kv,commit --workloads swe --loads 0.2jps --seeds 1"
     assert main(["simulate", *arguments.split(), "--programs", "3", "--processes", "1", "--out", str(tmp_path)]) == 0
     assert "pip install 'tidegate[simulate]'" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.md", "simulate.json"]

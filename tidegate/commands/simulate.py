@@ -306,18 +306,20 @@ def print_findings(findings: Findings) -> None:
 
 
 def _table(summary: ScenarioSummary) -> Table:
+    """In 80 columns: means over seeds (the longest hold: of all); queued: share of JCT; slowdown: the largest."""
     from load.sim.summary import JCT, P99, SLOWDOWN, STEPS
 
     closed = summary.scenario.load is None
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    heads = ("policy", "JCT s", "P95", "P99", "queueing", "steps/min", "recompute", "slowdown max", "hold max s")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    heads = ("policy", "JCT s", "P95 s", "P99 s", "queued", "steps/min", "recomp.", "slowdown", "hold s")
     for head in heads:
         table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
     for name, standing in summary.standings.items():
         figures = standing.figures
         table.add_row(
             name if standing.cap is None else f"{name} {standing.cap}",
-            *(f"{figures[figure].mean:.1f}" for figure in (JCT, "jct_s.p95", P99)),
+            f"{figures[JCT].mean:.1f}",
+            *(f"{figures[figure].mean:.0f}" for figure in ("jct_s.p95", P99)),
             f"{100 * figures['queue_share'].mean:.1f} %",
             f"{figures[STEPS if closed else 'steps_per_min'].mean:.1f}",
             f"{figures['recompute_ratio'].mean:.2f}",

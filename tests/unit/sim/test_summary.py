@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,46 @@ def test_a_calibration_is_read_back(tmp_path: Path) -> None:
 def test_summaries_need_rows_of_their_own() -> None:
     """Rows with errors alone give no scenario."""
     assert summarize(outcome([Row(PAST, "plas", 21, 0.08, None, {}, "no")])) == []
+
+
+def test_shapes_by_hand() -> None:
+    """S1 to S5 of scheduling §4.4 hold for such figures, and do not for others; what did not run is said."""
+
+    def seen(kv: float, ours: float, apart: float, steps: float) -> dict[str, str]:
+        more_turns = replace(PAST, turn_multiplier=3)
+        faster = replace(CLOSED, concurrency=16)
+        rows = [
+            row("kv", 21, 10 * kv, recompute_ratio=kv),
+            row("thunderagent", 21, 4, jct_s__p99=40.0),
+            row("commit", 21, ours, jct_s__p99=3 * ours),
+            row("kv", 21, 100 * kv, more_turns),
+            row("commit", 21, 1.0, more_turns),
+            row("kv", 21, 1.0, BELOW),
+            row("commit", 21, apart, BELOW),
+            row("kv", 21, 1, CLOSED, steps_per_min_steady=50.0),
+            row("kv", 21, 1, faster, steps_per_min_steady=20.0),
+            row("commit", 21, 1, CLOSED, steps_per_min_steady=50.0),
+            row("commit", 21, 1, faster, steps_per_min_steady=steps),
+        ]
+        findings = Findings.of(outcome(rows))
+        return {shape.name: shape.verdict for shape in findings.shapes}
+
+    good = seen(3.0, 2.0, 1.005, 49.0)
+    assert [good[f"S{number}"] for number in range(1, 10)] == ["holds"] * 5 + ["not run"] * 4
+    bad = seen(1.5, 2.0, 1.02, 40.0)
+    assert {name for name, verdict in bad.items() if verdict == "does not hold"} == {"S1", "S2", "S4"}
+
+
+def test_turns_and_concurrency_in_the_headline() -> None:
+    """By multiplier and by concurrency; flat is the least over the most."""
+    more_turns, faster = replace(PAST, turn_multiplier=3), replace(CLOSED, concurrency=16)
+    rows = [
+        *(row(policy, 21, jct) for policy, jct in (("kv", 4.0), ("commit", 2.0))),
+        *(row(policy, 21, jct, more_turns) for policy, jct in (("kv", 9.0), ("commit", 2.0))),
+        row("commit", 21, 1, CLOSED, steps_per_min_steady=50.0),
+        row("commit", 21, 1, faster, steps_per_min_steady=40.0),
+    ]
+    figures = Findings.of(outcome(rows)).headline
+    assert figures["turns"] == {"swe": {"1": 2.0, "3": 4.5}}
+    assert figures["throughput_by_concurrency"] == {"swe": {"commit": {"8": 50.0, "16": 40.0}}}
+    assert figures["throughput_flatness_commit"] == 0.8

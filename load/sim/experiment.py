@@ -143,8 +143,6 @@ class Plan:
 
 LOADS = (Load(0.7, "j50"), Load(1.0, "rho"))
 """Below the knee, and past it at the edge of stability, where the study measured (policy: head)."""
-TURN_LOAD = Load(0.62, "rho")
-"""The study's (JPS 0.05 of swe)."""
 EVERYBODY = ("kv", *RIVALS, "commit_fcfs", "commit", "clairvoyant", "cap")
 
 PRESETS: dict[str, Plan] = {
@@ -154,7 +152,7 @@ PRESETS: dict[str, Plan] = {
         workloads=("swe", "mix", "lognormal"),
         loads=LOADS,
         turn_workloads=("swe",),
-        turn_load=TURN_LOAD,
+        turn_load=LOADS[-1],
         turn_multipliers=(1, 3),
         closed_workloads=("swe",),
         concurrency=(12, 24),
@@ -169,10 +167,10 @@ PRESETS: dict[str, Plan] = {
         workloads=("swe", "mix", "lognormal"),
         loads=LOADS,
         turn_workloads=("swe",),
-        turn_load=TURN_LOAD,
-        turn_multipliers=(1, 3),
+        turn_load=LOADS[-1],
+        turn_multipliers=(1, 2, 3, 5),
         closed_workloads=("swe",),
-        concurrency=(12, 48),
+        concurrency=(6, 12, 24, 48),
     ),
     "full": Plan(
         name="full",
@@ -182,7 +180,7 @@ PRESETS: dict[str, Plan] = {
         ),
         loads=(Load(0.7, "j50"), Load(1.0, "j50"), Load(0.8, "rho"), Load(1.0, "rho"), Load(1.12, "rho")),
         turn_workloads=("swe",),
-        turn_load=TURN_LOAD,
+        turn_load=LOADS[-1],
         turn_multipliers=(1, 2, 3, 5),
         closed_workloads=("swe", "mix"),
         concurrency=(6, 12, 24, 48, 96),

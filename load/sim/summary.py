@@ -40,6 +40,7 @@ FIGURES = (
     "wait_mid_s.max",
     "ttft_s.mean",
     "ttft_s.p99",
+    "overlap_regret_blocks",
     "token_seconds.running",
     "token_seconds.kept",
     "token_seconds.rest",

@@ -16,7 +16,7 @@ def token_seconds(result: Result, capacity: int) -> dict[str, float]:
     """Shares of ``capacity`` tokens times the makespan: ``running``, ``kept`` (and found again), ``rest``.
 
     A turn counts its prompt and half of its output from its first iteration to its end, whatever it shared with others
-    and whether it was pre-empted, so that ``running`` can be too large; ``rest`` is then 0.
+    and while it was pre-empted, so that ``running`` can be too large; it is at most what ``kept`` leaves.
     """
     end = max((row.finished_s for row in result.turns), default=0.0)
     total = capacity * end
@@ -25,8 +25,9 @@ def token_seconds(result: Result, capacity: int) -> dict[str, float]:
     running = math.fsum(
         (row.prompt_tokens + row.output_tokens / 2) * (row.finished_s - row.scheduled_s) for row in result.turns
     )
-    running, kept = running / total, math.fsum(_kept(result.turns)) / total
-    named = {"running": running, "kept": kept, "rest": max(0.0, 1.0 - running - kept)}
+    kept = min(1.0, math.fsum(_kept(result.turns)) / total)
+    running = min(running / total, 1.0 - kept)
+    named = {"running": running, "kept": kept, "rest": 1.0 - running - kept}
     return {f"token_seconds.{name}": value for name, value in named.items()}
 
 

@@ -133,7 +133,7 @@ def command(
     The bounds are called clairvoyant (knows the future) and cap (the best static number of programs).
 
     Presets: quick (under a minute, small, on design seeds: shows that it works), seeds (minutes, on seeds that nobody
-    tuned on), full (the whole matrix: hours). Exit code 1 when a policy did not finish what it began.
+    tuned on), full (the whole matrix: an hour or more). Exit code 1 when a policy did not finish what it began.
 
     \b
     Examples:

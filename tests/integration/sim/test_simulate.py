@@ -18,6 +18,14 @@ from load.sim.parallel import Processes, WorkerLostError
 from tidegate.cli import main
 
 SMALL = ["--quick", "--workloads", "swe", "--programs", "8", "--kv-tokens", "160000", "--seeds", "1"]
+FEW = [
+    "--policies",
+    "kv,continuum,thunderagent,commit,clairvoyant,cap",
+    "--loads",
+    "0.7j50,1.0rho",
+    "--concurrency",
+    "4",
+]
 
 KEYS = (
     "jct_ratio_kv_over_commit",
@@ -44,8 +52,8 @@ def simulated(*arguments: str) -> bytes:
 def test_equal_arguments_give_equal_bytes_in_any_number_of_processes(tmp_path: Path) -> None:
     """One object with every key, all of them numbers; the documents and the report are equal too, also where the
     calibration was read back."""
-    one = simulated(*SMALL, "--processes", "1", "--json", "--out", str(tmp_path / "one"))
-    two = simulated(*SMALL, "--processes", "2", "--json", "--out", str(tmp_path / "two"))
+    one = simulated(*SMALL, *FEW, "--processes", "1", "--json", "--out", str(tmp_path / "one"))
+    two = simulated(*SMALL, *FEW, "--processes", "2", "--json", "--out", str(tmp_path / "two"))
     assert one == two
     figures = json.loads(one.splitlines()[-1])
     assert [key for key in KEYS if not isinstance(figures[key], float)] == []
@@ -58,7 +66,7 @@ def test_equal_arguments_give_equal_bytes_in_any_number_of_processes(tmp_path: P
     assert {"kv", "commit", "thunderagent", "clairvoyant", "cap"} <= policies
     assert document["headline"] == figures
     before = (tmp_path / "one" / "simulate.json").read_bytes()
-    arguments = (*SMALL, "--processes", "1", "--json", "--out", str(tmp_path / "one"))
+    arguments = (*SMALL, *FEW, "--processes", "1", "--json", "--out", str(tmp_path / "one"))
     assert main(["simulate", *arguments]) == 0
     assert (tmp_path / "one" / "simulate.json").read_bytes() == before
 

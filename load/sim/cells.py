@@ -253,6 +253,9 @@ class Cell:
         slowdowns = [row.jct_s / self.alone_s[row.program] for row in result.roots]
         squares = math.fsum(value * value for value in slowdowns)
         figures["fairness"] = math.fsum(slowdowns) ** 2 / (len(slowdowns) * squares) if squares else 1.0
+        roots = {row.program: row.jct_s for row in result.roots}
+        bubbles = [row.queued_s for row in result.turns if row.index > 0 and row.program in roots]
+        figures["queue_share_mid"] = math.fsum(bubbles) / (math.fsum(roots.values()) or 1.0)
         waits = spread(row.queued_s for row in result.turns if row.index > 0)
         figures.update({f"wait_mid_s.{name}": value for name, value in waits.items()})
         figures.update(token_seconds(result, self.scenario.fleet.workers * self.scenario.fleet.kv_tokens))
@@ -266,7 +269,8 @@ Job = MeanWork | Alone | Knee | Cell
 @dataclass(frozen=True, slots=True)
 class Row:
     """What one simulation measured: ``figures`` of `load.sim.results.Result.summary` by dotted names, and ``fairness``
-    (Jain's index of slowdowns), ``wait_mid_s`` (later turns: held, or queued in the engine), ``token_seconds``."""
+    (Jain's index of slowdowns), ``wait_mid_s`` (later turns: held, or queued in the engine), ``queue_share_mid`` (of
+    JCT: those waits), ``token_seconds``."""
 
     scenario: Scenario
     policy: str

@@ -26,6 +26,7 @@ FIGURES = (
     "jct_s.p95",
     P99,
     "queue_share",
+    "queue_share_mid",
     "steps_per_min",
     STEPS,
     "prefix_hit_ratio",
@@ -241,7 +242,8 @@ def headline(plan: Plan, summaries: Sequence[ScenarioSummary]) -> dict[str, obje
     }
     figures.update(dict.fromkeys(keys))
     figures.update({"below_knee_ratio_commit_over_kv": None, "recompute_commit": None})
-    figures.update({"queue_share_kv": None, "queue_share_commit": None})
+    for share in ("queue_share", "queue_share_mid"):
+        figures.update({f"{share}_kv": None, f"{share}_commit": None})
     if reference is not None:
         figures.update(workloads[reference])
     worst = [
@@ -314,9 +316,11 @@ def _workload_figures(
         figures["load_over_j50"] = past.j_over_j50
         for policy in ("kv", "commit"):
             if policy in past.standings:
-                figures[f"queue_share_{policy}"] = past.standings[policy].figures["queue_share"].mean
-                figures[f"recompute_{policy}"] = past.standings[policy].figures["recompute_ratio"].mean
-                figures[f"prefix_hit_ratio_{policy}"] = past.standings[policy].figures["prefix_hit_ratio"].mean
+                standing = past.standings[policy].figures
+                figures[f"queue_share_{policy}"] = standing["queue_share"].mean
+                figures[f"queue_share_mid_{policy}"] = standing["queue_share_mid"].mean
+                figures[f"recompute_{policy}"] = standing["recompute_ratio"].mean
+                figures[f"prefix_hit_ratio_{policy}"] = standing["prefix_hit_ratio"].mean
     return figures
 
 

@@ -118,6 +118,7 @@ def test_every_policy_and_bound_runs() -> None:
     rows = [Cell(SMALL, policy, 3, 0.3, alone_s, 2 if policy == "cap" else None).run() for policy in policy_names()]
     assert [row.error for row in rows] == [""] * len(rows)
     assert {row.figures["programs"] for row in rows} == {6}
+    assert all(0 <= row.figures["queue_share_mid"] <= row.figures["queue_share"] + 1e-9 for row in rows)
     assert len({frozenset(name for name in row.figures if not name.startswith("leases")) for row in rows}) == 1
 
 

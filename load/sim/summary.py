@@ -226,9 +226,8 @@ def headline(plan: Plan, summaries: Sequence[ScenarioSummary]) -> dict[str, obje
     first = [each for each in summaries if each.kind == summaries[0].kind] if summaries else []
     past, below, closed = chosen(first)
     keys = [each.name for each in RATIOS if each.name != "jct_ratio_commit_over_kv"]
-    steps = throughput(first)
     workloads = {
-        name: _workload_figures(past.get(name), below.get(name), closed.get(name), steps.get(name, {}))
+        name: _workload_figures(past.get(name), below.get(name), closed.get(name), flatness(first, name))
         for name in _names(first)
     }
     reference = next(iter(workloads), None)
@@ -256,7 +255,7 @@ def headline(plan: Plan, summaries: Sequence[ScenarioSummary]) -> dict[str, obje
         ]
         figures[f"max_hold_s_{policy}"] = max(held, default=None)
     figures["turns"] = turns(first)
-    figures["throughput_by_concurrency"] = steps
+    figures["throughput_by_concurrency"] = throughput(first)
     figures["workloads"] = workloads
     return figures
 
@@ -294,7 +293,7 @@ def _workload_figures(
     past: ScenarioSummary | None,
     below: ScenarioSummary | None,
     closed: ScenarioSummary | None,
-    steps: Mapping[str, Mapping[str, float]],
+    flat: float | None,
 ) -> dict[str, object]:
     figures: dict[str, object] = {}
     for summary in (past, closed):
@@ -307,9 +306,8 @@ def _workload_figures(
             figures[f"{name}_range"] = [spread.least, spread.most]
             if "best_rival" in name:
                 figures[f"{name}_rival"] = ratio.over if ratio.over != "commit" else ratio.under
-    flat = list(steps.get("commit", {}).values())
-    if len(flat) > 1 and max(flat):
-        figures["throughput_flatness_commit"] = round(min(flat) / max(flat), 9)
+    if flat is not None:
+        figures["throughput_flatness_commit"] = flat
     if below is not None and "jct_ratio_commit_over_kv" in below.ratios:
         figures["below_knee_ratio_commit_over_kv"] = below.ratios["jct_ratio_commit_over_kv"].spread.mean
     if past is not None:
@@ -345,3 +343,15 @@ def throughput(summaries: Sequence[ScenarioSummary]) -> dict[str, dict[str, dict
                 by_concurrency = found.setdefault(each.scenario.workload, {}).setdefault(policy, {})
                 by_concurrency[str(each.scenario.concurrency)] = standing.figures[STEPS].mean
     return found
+
+
+def flatness(summaries: Sequence[ScenarioSummary], workload: str) -> float | None:
+    """Least over most steps a minute of ``commit`` over concurrencies that memory does not hold at once: those above
+    the best cap, where that is known. ``None`` of fewer than two."""
+    steps = []
+    for each in _first_fleet(summaries):
+        if each.scenario.workload == workload and each.scenario.concurrency and "commit" in each.standings:
+            bound = each.standings.get(CAP)
+            if bound is None or bound.cap is None or each.scenario.concurrency > bound.cap:
+                steps.append(each.standings["commit"].figures[STEPS].mean)
+    return round(min(steps) / max(steps), 9) if len(steps) > 1 and max(steps) else None

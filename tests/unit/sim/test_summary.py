@@ -204,7 +204,7 @@ def test_shapes_by_hand() -> None:
 
 
 def test_turns_and_concurrency_in_the_headline() -> None:
-    """By multiplier and by concurrency; flat is the least over the most."""
+    """By multiplier and by concurrency; flat is the least over the most, beyond what the best cap lets in."""
     more_turns, faster = replace(PAST, turn_multiplier=3), replace(CLOSED, concurrency=16)
     rows = [
         *(row(policy, 21, jct) for policy, jct in (("kv", 4.0), ("commit", 2.0))),
@@ -216,3 +216,5 @@ def test_turns_and_concurrency_in_the_headline() -> None:
     assert figures["turns"] == {"swe": {"1": 2.0, "3": 4.5}}
     assert figures["throughput_by_concurrency"] == {"swe": {"commit": {"8": 50.0, "16": 40.0}}}
     assert figures["throughput_flatness_commit"] == 0.8
+    rows += [row("cap", 21, 1, CLOSED, cap=8), row("cap", 21, 1, faster, cap=8)]
+    assert "throughput_flatness_commit" not in Findings.of(outcome(rows)).headline

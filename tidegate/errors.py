@@ -8,6 +8,7 @@ TidegateError          1
 ├── MissingPartError   1  a package or program is not installed
 ├── NoBusError         1  no bus answers, or it is gone
 ├── NoSystemError      1  no system runs in the folder that was named
+├── CalibrationError   1  an engine could not be measured
 └── SimulationError    1  a simulation was ended from outside, or its results could not be written
 """
 
@@ -70,6 +71,12 @@ class NoSystemError(TidegateError):
     """The folder named by --workdir holds no running system."""
 
     reason = "no_system"
+
+
+class CalibrationError(TidegateError):
+    """An engine is not there, busy, answers with an error, or gives times that make no curve."""
+
+    reason = "calibration"
 
 
 class SimulationError(TidegateError):

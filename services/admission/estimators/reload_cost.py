@@ -81,9 +81,11 @@ class ReloadFit(msgspec.Struct, frozen=True, kw_only=True):
     worst: float
 
 
-def fit(sweep: Sequence[tuple[float, float]]) -> ReloadFit:
+def fit(sweep: Sequence[tuple[float, float]], *, relative: bool = False) -> ReloadFit:
     """The least-squares curve without negative coefficients, of (context tokens, seconds) measured.
 
+    ``relative``: what is least is the sum of squared misses as shares of their measurements, so that a per cent of
+    noise in the longest context does not swamp the short ones.
     Among all choices of coefficients that are 0, the best fit whose others are positive: with three of them that is
     the exact non-negative least squares. Raises `BadSweepError`. Source: spec scheduling §1.3 (``a2*n^2 + a1*n + a0``).
     """
@@ -95,8 +97,12 @@ def fit(sweep: Sequence[tuple[float, float]]) -> ReloadFit:
         raise BadSweepError("too_few_contexts", f"a curve needs {MIN_CONTEXTS} different contexts, not {contexts}")
     # Scaled to the largest context and the longest time all columns have entries up to 1: well conditioned.
     most, longest = max(tokens for tokens, _ in sweep), max(seconds for _, seconds in sweep)
-    rows = [((tokens / most) ** 2, tokens / most, 1.0) for tokens, _ in sweep]
-    values = [seconds / longest for _, seconds in sweep]
+    weights = [longest / seconds if relative else 1.0 for _, seconds in sweep]
+    rows = [
+        ((tokens / most) ** 2 * weight, tokens / most * weight, weight)
+        for (tokens, _), weight in zip(sweep, weights, strict=True)
+    ]
+    values = [seconds / longest * weight for (_, seconds), weight in zip(sweep, weights, strict=True)]
     best, error = [0.0, 0.0, 0.0], math.fsum(value * value for value in values)
     kept: tuple[int, ...] = ()
     for size in (3, 2, 1):
@@ -115,7 +121,7 @@ def fit(sweep: Sequence[tuple[float, float]]) -> ReloadFit:
     return ReloadFit(
         cost=cost,
         dropped=tuple(TERMS[term] for term in range(3) if term not in kept),
-        error_s=math.sqrt(error / len(sweep)) * longest,
+        error_s=math.sqrt(math.fsum((cost.seconds(n) - s) ** 2 for n, s in sweep) / len(sweep)),
         worst=max(abs(cost.seconds(tokens) - seconds) / seconds for tokens, seconds in sweep),
     )
 

@@ -114,6 +114,19 @@ def test_any_fit_is_no_worse_than_its_neighbours(sweep: list[tuple[int, float]])
     assert found.error_s == pytest.approx(math.sqrt(misses(*best) / len(sweep)), rel=1e-4, abs=1e-6)
 
 
+def test_a_relative_fit_is_not_swamped_by_the_longest_context() -> None:
+    """Two per cent of noise at 128k tokens is hundreds of milliseconds; at 1000 tokens it must not show."""
+    for noise in (0.98, 1.02):
+        sweep = [(n, (H100_8B.seconds(n) + 0.01) * (noise if n == SWEEP[-1] else 1.0)) for n in SWEEP]
+        found = fit(sweep, relative=True)
+        assert found.cost.seconds(1000) == pytest.approx(H100_8B.seconds(1000) + 0.01, rel=0.02)
+        plain = fit(sweep)
+        assert found.worst < 0.03 < plain.worst
+        assert found.error_s == pytest.approx(
+            math.sqrt(math.fsum((found.cost.seconds(n) - s) ** 2 for n, s in sweep) / len(sweep))
+        )
+
+
 @pytest.mark.parametrize(
     ("sweep", "reason"),
     [

@@ -65,8 +65,8 @@ def _headline(findings: Findings) -> Iterator[str]:
     figures = findings.headline
     yield "## Promises"
     yield ""
-    yield f"Of {figures['seeds_are']} seeds, at the highest load; below the knee at the lowest. Ratios are means of"
-    yield "paired ratios by seed."
+    yield f"Of {figures['seeds_are']} seeds, at the highest load past the knee; below the knee at the lowest. Ratios"
+    yield "are means of paired ratios by seed."
     yield ""
     yield from table(
         ("workload", "figure", "value", "promised", ""),

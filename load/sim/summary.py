@@ -219,9 +219,9 @@ def pair(policies: Mapping[str, Mapping[int, Row]], over: str, under: str, figur
 def headline(plan: Plan, summaries: Sequence[ScenarioSummary]) -> dict[str, object]:
     """One flat object: of held-out seeds where there are any. A key is null where nobody ran what it compares.
 
-    Past the knee is the highest load, below it the lowest if that is below; the closed loop is the one with the most
-    programs. Figures are of the plan's first workload, ``workloads`` has each; ``below_knee_ratio_commit_over_kv`` and
-    the longest holds are the worst of all workloads.
+    Past the knee is the highest load that is (or whose knee is not known), below it the lowest that is; the closed loop
+    is the one with the most programs. Figures are of the plan's first workload, ``workloads`` has each;
+    ``below_knee_ratio_commit_over_kv`` and the longest holds are the worst of all workloads.
     """
     first = [each for each in summaries if each.kind == summaries[0].kind] if summaries else []
     past, below, closed = chosen(first)
@@ -273,11 +273,11 @@ def chosen(
             if name not in closed or each.scenario.concurrency > (closed[name].scenario.concurrency or 0):
                 closed[name] = each
         elif each.scenario.turn_multiplier == 1:
-            if name not in past or each.rate_per_s > past[name].rate_per_s:
+            if each.j_over_j50 is not None and each.j_over_j50 < 1:
+                if name not in below or each.rate_per_s < below[name].rate_per_s:
+                    below[name] = each
+            elif name not in past or each.rate_per_s > past[name].rate_per_s:
                 past[name] = each
-            is_below = each.j_over_j50 is not None and each.j_over_j50 < 1
-            if is_below and (name not in below or each.rate_per_s < below[name].rate_per_s):
-                below[name] = each
     return past, below, closed
 
 

@@ -22,7 +22,7 @@ FEW = [
     "--policies",
     "kv,continuum,thunderagent,commit,clairvoyant,cap",
     "--loads",
-    "0.7j50,1.0rho",
+    "0.7j50,1.4j50",
     "--concurrency",
     "4",
 ]

@@ -106,6 +106,8 @@ def test_the_load_is_told_in_units_of_the_knee() -> None:
     past, below = findings.summaries
     assert (past.j_over_j50, below.j_over_j50) == (2.0, 0.5)
     assert findings.headline["below_knee_ratio_commit_over_kv"] == pytest.approx(1.05)
+    only_below = Findings.of(outcome(rows[2:]))
+    assert only_below.headline["jct_ratio_kv_over_commit"] is None
     only_past = Findings.of(outcome(rows[:2]))
     assert only_past.headline["below_knee_ratio_commit_over_kv"] is None
 

@@ -18,6 +18,7 @@ TRACE_SUBJECTS = f"{ROOT}.trace.>"
 BUCKET_LEADERS = "TG_LEADERS"
 BUCKET_WORKERS = "TG_WORKERS"
 BUCKET_STATISTICS = "TG_STATISTICS"
+BUCKET_CALIBRATIONS = "TG_CALIBRATIONS"
 OBJECTS_SNAPSHOTS = "TG_SNAPSHOTS"
 SNAPSHOTS_TTL_S = 3600.0
 """Age at which a snapshot goes by itself: those of bridges that never come back would fill the store."""
@@ -119,3 +120,8 @@ def policy(kind: str, name: str) -> str:
 def trace(event_type: str, model: str, key_text: str) -> str:
     """``event_type``: request_end, tool or decision."""
     return f"{ROOT}.trace.{event_type}.{encode_id(model)}.{encode_id(key_text)}"
+
+
+def calibration(model: str, profile: str) -> str:
+    """A key of `BUCKET_CALIBRATIONS`. ``profile``: as `schemas.calibration.Calibration.profile`."""
+    return f"{encode_id(model)}.{encode_id(profile)}"

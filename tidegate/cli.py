@@ -19,6 +19,8 @@ COMMANDS = {
     "demo": "Show agent sessions served through a whole system, and check the figures.",
     "tail": "Print finished requests as they come.",
     "doctor": "Check a system, and say what to fix.",
+    "calibrate": "Measure what it costs an engine to compute a prompt anew.",
+    "simulate": "Compare scheduling policies in virtual time; no system is needed.",
 }
 INTERRUPTED_EXIT = 130
 
@@ -53,6 +55,8 @@ def cli() -> None:
       tidegate tail --session my-run   its finished requests, live
       tidegate doctor                  is everything well?
       tidegate demo                    sessions through a whole system, in under a minute
+      tidegate calibrate --worker engine-1  what a lost cache costs on that engine
+      tidegate simulate --quick        scheduling policies side by side, in virtual time
     """
 
 

@@ -7,7 +7,9 @@ TidegateError          1
 ├── ChildFailedError   1  a child process did not become ready, or gave up
 ├── MissingPartError   1  a package or program is not installed
 ├── NoBusError         1  no bus answers, or it is gone
-└── NoSystemError      1  no system runs in the folder that was named
+├── NoSystemError      1  no system runs in the folder that was named
+├── CalibrationError   1  an engine could not be measured
+└── SimulationError    1  a simulation was ended from outside, or its results could not be written
 """
 
 from __future__ import annotations
@@ -69,3 +71,15 @@ class NoSystemError(TidegateError):
     """The folder named by --workdir holds no running system."""
 
     reason = "no_system"
+
+
+class CalibrationError(TidegateError):
+    """An engine is not there, busy, answers with an error, or gives times that make no curve."""
+
+    reason = "calibration"
+
+
+class SimulationError(TidegateError):
+    """A process of the simulation is gone, or the folder for its results is no good."""
+
+    reason = "simulation"

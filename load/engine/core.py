@@ -95,7 +95,7 @@ class EngineCore:
         self.config = config
         self.profile = profile
         self.cache = KvCache(config.num_blocks, ChainHasher(config.block_size, config.hash_seed), config.prefix_caching)
-        self._scheduler = Scheduler(
+        self._scheduler: Scheduler[EngineRequest, list[int]] = Scheduler(
             self.cache, token_budget=config.token_budget, max_num_seqs=config.max_num_seqs, policy=config.policy
         )
         self._requests: dict[str, EngineRequest] = {}
@@ -157,7 +157,7 @@ class EngineCore:
             decode_tokens=decode,
         )
 
-    def _time(self, batch: Batch) -> tuple[float, int, int]:
+    def _time(self, batch: Batch[EngineRequest]) -> tuple[float, int, int]:
         """Seconds, prefill tokens and decode tokens of ``batch``."""
         prefill = decode = decode_context = 0
         pairs = 0.0
@@ -170,7 +170,7 @@ class EngineCore:
                 pairs += count * (request.computed + count / 2)
         return self.profile.step_s(prefill + decode, pairs, decode_context), prefill, decode
 
-    def _advance(self, batch: Batch) -> list[TokenOutput]:
+    def _advance(self, batch: Batch[EngineRequest]) -> list[TokenOutput]:
         """Count what was computed; whoever has no token left to compute gets its next one."""
         outputs: list[TokenOutput] = []
         for request, count in batch.tokens.items():

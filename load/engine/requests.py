@@ -71,6 +71,11 @@ class EngineRequest:
         self.preemptions = 0
 
     @property
+    def length(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+        return len(self.tokens)
+
+    @property
     def remaining(self) -> int:
         """Tokens whose KV is not computed yet."""
         return len(self.tokens) - self.computed

@@ -9,75 +9,104 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-from load.engine.kv_cache import KvCache
-from load.engine.requests import EngineRequest
+from typing import Generic, Literal, Protocol, TypeVar
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
-class WaitingQueue(Protocol):
+class Schedulable(Protocol):
+    """What the scheduler knows of a request: tokens it has and has computed, its rank, its marks."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    created_tokens: int
+    preemptions: int
+    priority: int
+    arrival: int
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def remaining(self) -> int: ...
+
+
+Request = TypeVar("Request", bound=Schedulable)
+Held = TypeVar("Held", bound=Schedulable, contravariant=True)
+Hits = TypeVar("Hits", bound=Sized)
+
+
+class Cache(Protocol[Held, Hits]):
+    """The KV cache that the scheduler fills: `load.engine.kv_cache` block by block, `load.sim` span by span."""
+
+    block_size: int
+
+    def lookup(self, request: Held) -> Hits: ...
+    def allocate(self, request: Held, new_tokens: int, hits: Hits | None = None) -> bool: ...
+    def free(self, request: Held) -> None: ...
+
+
+class WaitingQueue(Protocol[Request]):
     """Requests that hold no blocks, in the order in which they will be tried."""
 
     def __len__(self) -> int: ...
-    def add(self, request: EngineRequest) -> None: ...
-    def put_back(self, request: EngineRequest) -> None: ...
-    def head(self) -> EngineRequest: ...
-    def pop(self) -> EngineRequest: ...
-    def remove(self, request: EngineRequest) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def put_back(self, request: Request) -> None: ...
+    def head(self) -> Request: ...
+    def pop(self) -> Request: ...
+    def remove(self, request: Request) -> bool: ...
 
 
-class ArrivalQueue:
+class ArrivalQueue(Generic[Request]):
     """First come, first served; a preempted request goes to the head."""
 
     def __init__(self) -> None:
-        self._queue: deque[EngineRequest] = deque()
+        self._queue: deque[Request] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: Request) -> None:
         self._queue.append(request)
 
-    def put_back(self, request: EngineRequest) -> None:
+    def put_back(self, request: Request) -> None:
         self._queue.appendleft(request)
 
-    def head(self) -> EngineRequest:
+    def head(self) -> Request:
         return self._queue[0]
 
-    def pop(self) -> EngineRequest:
+    def pop(self) -> Request:
         return self._queue.popleft()
 
-    def remove(self, request: EngineRequest) -> bool:
+    def remove(self, request: Request) -> bool:
         if request not in self._queue:
             return False
         self._queue.remove(request)
         return True
 
 
-class PriorityQueue:
+class PriorityQueue(Generic[Request]):
     """Lowest (priority, arrival) first; a preempted request finds its place again by the same key."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, EngineRequest]] = []
+        self._heap: list[tuple[int, int, Request]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.priority, request.arrival, request))
 
     put_back = add
 
-    def head(self) -> EngineRequest:
+    def head(self) -> Request:
         return self._heap[0][2]
 
-    def pop(self) -> EngineRequest:
+    def pop(self) -> Request:
         return heapq.heappop(self._heap)[2]
 
-    def remove(self, request: EngineRequest) -> bool:
+    def remove(self, request: Request) -> bool:
         kept = [entry for entry in self._heap if entry[2] is not request]
         if len(kept) == len(self._heap):
             return False
@@ -87,31 +116,36 @@ class PriorityQueue:
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(Generic[Request]):
     """One iteration: tokens per request in order, who came in, who was thrown out."""
 
-    tokens: dict[EngineRequest, int] = field(default_factory=dict)
-    admitted: list[EngineRequest] = field(default_factory=list)
-    preempted: list[EngineRequest] = field(default_factory=list)
+    tokens: dict[Request, int] = field(default_factory=dict)
+    admitted: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
 
 
-class Scheduler:
+class Scheduler(Generic[Request, Hits]):
     """Queues and the choice of each batch. Owns no time and produces no tokens."""
 
-    def __init__(self, cache: KvCache, *, token_budget: int, max_num_seqs: int, policy: SchedulingPolicy) -> None:
+    def __init__(
+        self, cache: Cache[Request, Hits], *, token_budget: int, max_num_seqs: int, policy: SchedulingPolicy
+    ) -> None:
         self.cache = cache
         self.token_budget = token_budget
         self.max_num_seqs = max_num_seqs
         self.policy = policy
-        self.running: list[EngineRequest] = []
-        self.waiting: WaitingQueue = PriorityQueue() if policy == "priority" else ArrivalQueue()
+        self.running: list[Request] = []
+        self.waiting = self.make_queue()
         self.prefix_queries = 0
         self.prefix_hits = 0
 
-    def add(self, request: EngineRequest) -> None:
+    def make_queue(self) -> WaitingQueue[Request]:
+        return PriorityQueue() if self.policy == "priority" else ArrivalQueue()
+
+    def add(self, request: Request) -> None:
         self.waiting.add(request)
 
-    def remove(self, request: EngineRequest) -> None:
+    def remove(self, request: Request) -> None:
         """Take ``request`` out wherever it is and free its blocks."""
         if request in self.running:
             self.running.remove(request)
@@ -119,27 +153,29 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def preempt_all(self) -> list[EngineRequest]:
+    def preempt_all(self) -> list[Request]:
         """Send every running request back to the queue, oldest at the head."""
         victims = self.running[::-1]
         for victim in victims:
             self._preempt(victim)
         return victims
 
-    def next_batch(self) -> Batch:
+    def next_batch(self) -> Batch[Request]:
         """Choose the next iteration and take the blocks that it needs."""
-        batch = Batch()
+        batch: Batch[Request] = Batch()
         budget = self._schedule_running(batch, self.token_budget)
         if not batch.preempted:
             self._schedule_waiting(batch, budget)
         return batch
 
-    def _schedule_running(self, batch: Batch, budget: int) -> int:
+    def _schedule_running(self, batch: Batch[Request], budget: int) -> int:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             count = min(request.remaining, budget)
             while not self.cache.allocate(request, count):
+                if self.make_room(request, runs=True):
+                    continue
                 victim = self._victim()
                 budget += batch.tokens.pop(victim, 0)
                 if self.running.index(victim) < index:
@@ -153,14 +189,16 @@ class Scheduler:
             index += 1
         return budget
 
-    def _schedule_waiting(self, batch: Batch, budget: int) -> None:
+    def _schedule_waiting(self, batch: Batch[Request], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting.head()
             hits = self.cache.lookup(request)
             cached = len(hits) * self.cache.block_size
-            count = min(len(request.tokens) - cached, budget)
+            count = min(request.length - cached, budget)
             if not self.cache.allocate(request, count, hits):
-                return
+                if not self.make_room(request, runs=False):
+                    return
+                continue
             self.waiting.pop()
             self.running.append(request)
             batch.tokens[request] = count
@@ -173,12 +211,17 @@ class Scheduler:
                 self.prefix_queries += request.prompt_tokens
                 self.prefix_hits += cached
 
-    def _victim(self) -> EngineRequest:
+    def make_room(self, request: Request, *, runs: bool) -> bool:
+        """Whether something else gave way for ``request``, which runs or waits and found no room. Nothing does here."""
+        del request, runs
+        return False
+
+    def _victim(self) -> Request:
         if self.policy == "priority":
             return max(self.running, key=lambda request: (request.priority, request.arrival))
         return self.running[-1]
 
-    def _preempt(self, request: EngineRequest) -> None:
+    def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self.cache.free(request)
         request.preemptions += 1

@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import fields
 
 from bus.settings import NOT_SETTINGS, CommonSettings
+from load.sim.cells import policy_names
+from load.sim.workloads import MIXES
 from schemas.catalog import CHANNELS
 from schemas.trace import AgentContext, RequestMetrics, TraceRow
 from tidegate.supervisor.check import SETTINGS
@@ -46,6 +48,13 @@ def test_every_field_of_a_row_is_explained() -> None:
     """The table in docs/operations.md has each field, by its name."""
     names = [field.name for field in (*fields(TraceRow), *fields(AgentContext), *fields(RequestMetrics))]
     assert [name for name in names if name != "request" and not re.search(rf"[`.]{name}`", OPERATIONS)] == []
+
+
+def test_every_policy_is_explained() -> None:
+    """The table in docs/policies.md has each that `tidegate simulate` can compare, and each workload is named."""
+    page = (ROOT / "docs" / "policies.md").read_text()
+    assert [name for name in policy_names() if f"`{name}`" not in page] == []
+    assert [name for name in MIXES if f"`{name}`" not in page] == []
 
 
 def test_every_metric_that_is_explained_exists() -> None:

@@ -1,0 +1,84 @@
+"""kappa: by how much the commitments of a seat may exceed its capacity, steered by what is computed twice.
+
+Predicted final contexts are reached one after another and not all at once, so that a seat may promise more than it
+has. Where that goes too far, returning programs find their KV evicted, and compute it again. Source: spec policy §4
+(KAPPA).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PERIOD_S = 5.0
+KEPT = 0.9
+START, LEAST, MOST = 1.2, 0.8, 2.0
+DOWN, UP = 0.02, 0.01
+TOO_MUCH, LITTLE = 0.12, 0.06
+WITHOUT_COUNTS = 1.3
+WITH_HOST_TIER = 2.0
+
+COUNTS_WANTED = 20
+"""After a turn without a cached-token count so many with one are wanted before counts are believed again; as many warm
+returns in a row of which nothing at all was cached show that the counts mean nothing."""
+
+
+@dataclass(slots=True)
+class Steering:
+    """One seat's kappa. ``host_tier``: what is evicted is loaded again, not computed."""
+
+    host_tier: bool = False
+    steered: float = START
+    _prefilled: float = 0.0
+    _new: float = 0.0
+    _period_prefilled: int = 0
+    _period_new: int = 0
+    _next: float | None = None
+    _missing: int = 0
+    _empty_returns: int = 0
+
+    @property
+    def value(self) -> float:
+        """kappa as used."""
+        if self.host_tier:
+            return WITH_HOST_TIER
+        return self.steered if self.counts_are_good else WITHOUT_COUNTS
+
+    @property
+    def counts_are_good(self) -> bool:
+        """Whether the engine's cached-token counts are there, and tell something."""
+        return self._missing == 0 and self._empty_returns < COUNTS_WANTED
+
+    @property
+    def recomputed(self) -> float:
+        """rho: tokens computed beyond the new ones, per new one."""
+        return self._prefilled / self._new - 1 if self._new > 0 else 0.0
+
+    def turn_finished(self, prompt_tokens: int, cached_tokens: int | None, new_tokens: int, *, warm: bool) -> None:
+        """``new_tokens``: of the prompt, those that the program had not had before. ``warm``: it had a lease."""
+        if cached_tokens is None:
+            self._missing = COUNTS_WANTED
+            return
+        self._missing = max(0, self._missing - 1)
+        if cached_tokens > 0:
+            self._empty_returns = 0
+        elif warm and new_tokens < prompt_tokens:
+            self._empty_returns += 1
+        self._period_prefilled += max(0, prompt_tokens - cached_tokens)
+        self._period_new += new_tokens
+
+    def step(self, now: float, new_program_held: bool) -> bool:
+        """Steers once when a period is over. Returns whether it changed."""
+        if self._next is None:
+            self._next = now + PERIOD_S
+        if now < self._next:
+            return False
+        self._next = now + PERIOD_S
+        self._prefilled = KEPT * self._prefilled + self._period_prefilled
+        self._new = KEPT * self._new + self._period_new
+        self._period_prefilled = self._period_new = 0
+        before = self.steered
+        if self.recomputed > TOO_MUCH:
+            self.steered = max(LEAST, before - DOWN)
+        elif self.recomputed < LITTLE and new_program_held:
+            self.steered = min(MOST, before + UP)
+        return self.steered != before

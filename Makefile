@@ -16,7 +16,7 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/Cargo.lock) $(shell find nativ
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native up demo check test test-unit test-integration test-system test-real compose-test bench lock wheelhouse asyncapi clean
+.PHONY: help setup native up demo check test test-unit test-integration test-system test-real compose-test fuzz bench lock wheelhouse asyncapi clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -37,7 +37,7 @@ $(VENV)/.native-built: $(NATIVE_SOURCES) | $(STAMP)
 	@rm -f $(VENV)/.native-*
 	@if PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
 	  --force-reinstall ./native >$(NATIVE_LOG) 2>&1; then \
-	  $(BIN)/python -c 'import kvcore; print("kvcore:", kvcore.IMPLEMENTATION, "-", kvcore.WHY or "as it should be")'; \
+	  $(BIN)/python -c 'import kvcore; print("kvcore:", kvcore.IMPLEMENTATION, kvcore.WHY or "twin installed")'; \
 	else \
 	  $(BIN)/python -m pip uninstall --yes --quiet --disable-pip-version-check tidegate-kvcore 2>/dev/null; \
 	  tail -n 15 $(NATIVE_LOG); \
@@ -51,7 +51,7 @@ ifeq ($(TIDEGATE_NATIVE),0)
 	@$(BIN)/python -m pip uninstall --yes --quiet --disable-pip-version-check tidegate-kvcore 2>/dev/null
 	@echo "kvcore: pure Python (TIDEGATE_NATIVE=0)"
 else
-	@echo "kvcore: pure Python, because cargo is not found; with Rust 1.85 or newer installed, make setup builds the native twin"
+	@echo "kvcore: pure Python, because cargo is not found; with Rust 1.88 or newer installed, make setup builds the native twin"
 endif
 	@touch $@
 
@@ -87,6 +87,9 @@ test-system: setup ## the whole system: demo, up, kill -9 of everything
 
 test: setup ## everything that needs no Docker and no real engine (< 10 minutes on 2 cores)
 	$(PYTEST) -q -n 2 tests/unit
+ifneq ($(CARGO),)
+	$(PYTEST) -q -n 2 native/tests
+endif
 	$(PYTEST) -q tests/integration tests/system -m "not compose and not real"
 
 test-real: setup ## real engines, pools and peers' packages, where they are installed
@@ -94,6 +97,9 @@ test-real: setup ## real engines, pools and peers' packages, where they are inst
 
 compose-test: setup ## build the images, `compose up`, the demo's client against it, kill and heal, `down`
 	$(PYTEST) -q tests/system/test_compose.py -m compose -s
+
+fuzz: setup ## both twins of kvcore fed the same random input for five minutes (ARGS="--minutes 60 --seed 7")
+	$(BIN)/python -m tests.fuzz.kvcore $(ARGS)
 
 bench: setup ## benchmarks; each prints one JSON object last
 	$(BIN)/python -m load.bench all --json

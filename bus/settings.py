@@ -282,6 +282,9 @@ def _convert(value: _Value, kind: Any) -> Any:
         if value.text and _is_container(inspect.type_info(kind)):
             return msgspec.json.decode(value.raw, type=kind)
         return msgspec.convert(value.raw, kind, strict=not value.text)
+    except SettingsError as error:  # a rule of a table's own
+        key = f"{value.written}.{error.key}"
+        raise SettingsError(key, str(error).removeprefix(f"{error.key}: ")) from error
     except msgspec.ValidationError as error:
         problem = in_words(str(error), kind)
     except msgspec.DecodeError as error:

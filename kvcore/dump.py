@@ -43,6 +43,7 @@ class GroupDump(msgspec.Struct):
     seeds: bytes
     seed_values: list[int]
     waiting: list[Stored]
+    ambiguous: bool = False
 
 
 class RankDump(msgspec.Struct):
@@ -81,6 +82,8 @@ def decode_dump(data: bytes) -> IndexDump:
     if len({(rank.worker, rank.rank) for rank in dump.ranks}) != len(dump.ranks):
         raise BadDumpError("a rank stands twice in the dump")
     for rank in dump.ranks:
+        if not 0 <= rank.rank < 1 << 32:
+            raise BadDumpError(f"{rank.rank} is not a rank")
         for group in rank.groups.values():
             _check(group)
     return dump
@@ -138,6 +141,7 @@ def dump_group(group: Residency) -> Steps[GroupDump]:
         seeds=_pack(seeds),
         seed_values=list(seed_places),
         waiting=[waiting.event for waiting in group.waiting if not waiting.done],
+        ambiguous=group.ambiguous,
     )
 
 
@@ -149,6 +153,7 @@ def load_group(group: Residency, dump: GroupDump) -> Steps[None]:
     )
     group.block_size = dump.block_size
     group.connector_copies = dump.connector_copies
+    group.ambiguous = dump.ambiguous
     blocks: list[Block] = []
     try:
         for part in _sliced(columns):
@@ -181,10 +186,23 @@ def _check(group: GroupDump) -> None:
         numbers == engines
         and parents == seeds == len(group.roots) == known <= copies
         and 0 <= group.connector_copies < 1 << 64
-        and (group.block_size is None or group.block_size > 0)
+        and (group.block_size is None or 0 < group.block_size < 1 << 32)
+        and all(0 <= seed < 1 << 64 for seed in group.seed_values)
     )
     if not right:
         raise BadDumpError("the columns of a group contradict each other")
+    if not all(_may_wait(event, group.block_size) for event in group.waiting):
+        raise BadDumpError("an event that waits is none that could be applied")
+
+
+def _may_wait(event: Stored, block_size: int | None) -> bool:
+    """Whether a group of this block size could have kept the event, so that it can be applied later."""
+    numbers = [event.parent or 0, *event.hashes, *(value for values in event.mm.values() for value in values)]
+    aligned = not event.tokens or (
+        event.tokens_per_block == block_size
+        and len(event.tokens) == 4 * (event.tokens_per_block * len(event.hashes) + event.eagle)
+    )
+    return bool(event.hashes) and aligned and not event.misaligned and all(0 <= value < 1 << 64 for value in numbers)
 
 
 def _sliced(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -3,6 +3,7 @@
 KvCoreError
 ├── BlockSizeError   a block size below 1 (the caller's fault)
 ├── TokensError      token ids that are not whole u32 values (the caller's fault)
+├── HashesError      packed hashes that are not whole u64 values, or of which there are not as many (the caller's fault)
 ├── BadBatchError    an engine's payload is not a batch of KV events (the engine's fault; its seq still counts)
 ├── BadReplayError   a reply on the replay socket has an unknown shape (the engine's fault)
 ├── BadDumpError     bytes that `PrefixIndex.dump` did not write (the snapshot's fault; the index is unchanged)
@@ -32,6 +33,12 @@ class TokensError(KvCoreError, ValueError):
     """Token ids travel as u32 little-endian, four bytes each."""
 
     reason = "bad_tokens"
+
+
+class HashesError(KvCoreError, ValueError):
+    """Hashes travel as u64 little-endian, eight bytes each, and one chain hash goes with each engine hash."""
+
+    reason = "bad_hashes"
 
 
 class BadBatchError(KvCoreError):

@@ -31,8 +31,9 @@ from kvcore.dump import (
     encode_dump,
     load_group,
 )
-from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored, decode_batch
-from kvcore.hashing import chain_view
+from kvcore.errors import HashesError
+from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored, Tier, decode_batch
+from kvcore.hashing import chain_view, unpack_chain
 from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without_holes, select
 from kvcore.residency import TIERS, ApplyResult, Masks, Residency, copies_in
 
@@ -71,7 +72,8 @@ class RankMatch(msgspec.Struct, frozen=True, gc=False):
 class IndexStats:
     """Blocks: ``resident`` pairs of (rank, block) that can match, ``unique`` chain hashes, ``known`` in all (with those
     remembered or waiting: what `IndexLimits.max_blocks` bounds), ``held`` waiting, and since the start ``evicted`` and
-    ``dropped`` from waiting. ``holed``: ranks whose prefixes have holes (matched exactly, but slower)."""
+    ``dropped`` from waiting. ``holed``: groups whose prefixes have holes, or may have, as their engine gave a hash a
+    second meaning (matched exactly, but slower)."""
 
     ranks: int
     resident: int
@@ -144,18 +146,42 @@ class PrefixIndex:
                 result.cleared += 1
                 for group in owner.groups.values():
                     group.clear_pool()
+        return self._applied(owner, result)
+
+    def _applied(self, owner: _Rank, result: ApplyResult) -> ApplyResult:
         self._refresh(owner)
         if self._known > self.limits.max_blocks:
             result.evicted = self._evict()
         if result.cleared:
             self._give_back()
         self._dropped += result.dropped
-        result.block_size = self.block_size(worker, rank)
+        result.block_size = self.block_size(owner.worker, owner.rank)
         return result
 
     def apply_payload(self, worker: str, rank: int, payload: bytes) -> ApplyResult:
         """Decode one engine payload and apply it. Raises `BadBatchError`, with nothing changed."""
         return self.apply(worker, rank, decode_batch(payload))
+
+    def apply_hashes(
+        self, worker: str, rank: int, hashes: bytes, chain: bytes, parent: int | None = None, tier: int = 0
+    ) -> ApplyResult:
+        """Apply a run of blocks by their hashes alone, as shared pools and other routers tell them: engine hashes and
+        their chain hashes, u64 little-endian back to back; ``parent``: engine hash of the block before the first.
+
+        As a stored event of no group whose tokens give these chain hashes, but nothing waits: a parent that is not
+        known makes a hole until the group is cleared. They are believed: chain hashes that do not follow from the
+        parent's make the answers for this rank wrong. Blocks after them that come with tokens are hashed in the
+        namespace of the parent; without one in that of the base model without a salt. Raises `HashesError`, and
+        `ValueError` for a tier that is none, with nothing changed."""
+        where = Tier(tier)
+        engines, owns = _hashes(hashes), _hashes(chain)
+        if len(engines) != len(owns):
+            raise HashesError(f"{len(engines)} engine hashes, but {len(owns)} chain hashes")
+        owner = self._rank(worker, rank)
+        result = ApplyResult()
+        for group in self._stored_groups(owner, Stored(hashes=engines, tier=where), result):
+            group.store_given(engines, owns, parent, where, result)
+        return self._applied(owner, result)
 
     def clear_rank(self, worker: str, rank: int) -> None:
         """Forget every block of the rank, in all tiers and groups: a restart, or lost history. The rank stays."""
@@ -389,7 +415,7 @@ class PrefixIndex:
         known = 0
         for group in owner.groups.values():
             bit = group.bit
-            self._holed = self._holed | bit if group.holes else self._holed & ~bit
+            self._holed = self._holed | bit if group.holes or group.ambiguous else self._holed & ~bit
             self._lowered = self._lowered | bit if group.lowered else self._lowered & ~bit
             self._grouped = self._grouped | bit if several else self._grouped & ~bit
             known += len(group.blocks)
@@ -448,3 +474,9 @@ class PrefixIndex:
             masks.presence = dict(masks.presence)
             masks.below = tuple(dict(table) for table in masks.below)
             self._peak = size
+
+
+def _hashes(packed: bytes) -> tuple[int, ...]:
+    if len(packed) % 8:
+        raise HashesError(f"{len(packed)} bytes are not whole u64 hashes")
+    return unpack_chain(packed)

@@ -12,20 +12,23 @@ one block changes no other. A present block whose parent is not resident is a *h
 chain is a prefix, which makes matching cheap. Blocks that are no longer resident are remembered for a while (bounded),
 as parents of blocks to come and for lower tiers that name them without tokens.
 
+Parents are known by engine hash. When an engine gives a hash a second meaning (or may have, while we had forgotten the
+first), that proves nothing any more: the group is *ambiguous*, and matched as if it had holes, until it is cleared.
+
 Two engine hashes of one identity (namespaces that the engine does not publish) share their copies.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 
 from kvcore.events import Stored, Tier
-from kvcore.hashing import chain_of, local_hashes, seed_of
+from kvcore.hashing import SEED, chain_of, local_hashes, seed_of
 
 _FIELD = 0xFFFF
 _BITS = 16
@@ -111,6 +114,7 @@ class Residency:
         self.blocks: dict[int, Block] = {}
         self.present = 0
         self.holes = 0
+        self.ambiguous = False
         self.lowered = 0
         self.held = 0
         self.connector_copies = 0
@@ -149,6 +153,19 @@ class Residency:
             self._bind(event, parent, result, count=True)
         if self._by_parent:
             self._release(event.hashes, result)
+
+    def store_given(
+        self, hashes: Sequence[int], chain: Sequence[int], before: int | None, tier: Tier, result: ApplyResult
+    ) -> None:
+        """Count one copy of each block, whose chain hashes are given. ``before``: engine hash of their parent; a parent
+        that is not known is a hole."""
+        parent = None if before is None else self.blocks.get(before)
+        if parent is not None and parent.own is None:
+            parent = None
+        seed = SEED if parent is None else parent.seed
+        self._bind_each(hashes, chain, tier, seed, before, parent, result, count=True)
+        if self._by_parent:
+            self._release(hashes, result)
 
     def remove(self, hashes: tuple[int, ...], tier: int, result: ApplyResult) -> None:
         """Remove one copy of each block from ``tier``; without a copy there it is a no-op, counted."""
@@ -201,6 +218,7 @@ class Residency:
         masks, bit = self._masks, self.bit
         blocks, self.blocks = self.blocks, {}
         self.present = self.holes = self.lowered = self.held = self.connector_copies = 0
+        self.ambiguous = False
         self.block_size = None
         self.waiting.clear()
         self._by_parent.clear()
@@ -285,7 +303,7 @@ class Residency:
                 dropped += 1
         return dropped
 
-    def _release(self, hashes: tuple[int, ...], result: ApplyResult) -> None:
+    def _release(self, hashes: Sequence[int], result: ApplyResult) -> None:
         """These blocks have an identity now: so have the ones that waited for them."""
         ready = list(hashes)
         while ready and self._by_parent:
@@ -308,13 +326,26 @@ class Residency:
         seed = seed_of(event.adapter, event.salt) if parent is None else parent.seed
         local = local_hashes(event.tokens, event.tokens_per_block, seed=seed, mm=event.mm, eagle=event.eagle)
         chain = chain_of(local, None if parent is None else parent.own)
-        before = event.parent
-        tier, bit, blocks, presence = event.tier, self.bit, self.blocks, self._masks.presence
+        self._bind_each(event.hashes, chain, event.tier, seed, event.parent, parent, result, count=count)
+
+    def _bind_each(
+        self,
+        hashes: Sequence[int],
+        chain: Iterable[int],
+        tier: Tier,
+        seed: int,
+        before: int | None,
+        parent: Block | None,
+        result: ApplyResult,
+        *,
+        count: bool,
+    ) -> None:
+        bit, blocks, presence = self.bit, self.blocks, self._masks.presence
         unit = 1 << (tier * _BITS)
-        for engine, own in zip(event.hashes, chain, strict=True):
+        for engine, own in zip(hashes, chain, strict=True):
             block = blocks.get(engine)
             holders = presence.get(own, 0)
-            if block is None and count and not holders & bit:
+            if block is None and count and not holders & bit and (parent is not None or before is None):
                 # A block that is new to the rank, by far the most common case: `_add` and `_appear` written out,
                 # which halves the cost of a batch.
                 block = blocks[engine] = Block(own, seed, before, unit)
@@ -332,6 +363,7 @@ class Residency:
                 before, parent = engine, block
                 continue
             if block is None or (block.own not in (None, own) and not block.copies and not block.children):
+                self.ambiguous = self.ambiguous or block is not None
                 block = blocks[engine] = Block(own, seed, before)
                 if not count:
                     self._remembered.append(engine)
@@ -349,6 +381,7 @@ class Residency:
 
     def _identify(self, engine: int, block: Block, own: int, seed: int, parent: int | None) -> None:
         copies, block.copies = block.copies, 0
+        self.ambiguous = self.ambiguous or block.children > 0
         block.own, block.seed, block.parent = own, seed, parent
         if copies:
             self._set(engine, block, copies)
@@ -428,6 +461,8 @@ class Residency:
         assert block.own is not None
         twin = self._by_own[block.own]
         self.blocks[engine] = twin
+        # Its children may name it by another engine hash, which goes on naming the old block.
+        self.ambiguous = self.ambiguous or block.children != 0
         self.holes -= block.children
         twin.children += block.children
         block.children = 0

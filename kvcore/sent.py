@@ -20,7 +20,7 @@ from kvcore.hashing import chain_view
 @dataclass(frozen=True, slots=True)
 class SentLimits:
     """``ttl_s``: seconds for which a sent block counts. ``max_blocks``: of all ranks together; over it the rank with
-    the most loses its oldest (a block costs about 200 bytes). ``max_ranks``: further ranks are not taken in."""
+    the most loses its oldest (a block costs about 130 bytes). ``max_ranks``: further ranks are not taken in."""
 
     ttl_s: float = 300.0
     max_blocks: int = 1_000_000
@@ -88,10 +88,12 @@ class SentBlocks:
         O(log n) looks, so that asking for every rank of a pool is cheap.
         """
         sent = self._ranks.get((worker, rank))
-        if not sent:
+        if not sent or not chain:
             return 0
         limit = max(now, self._now) - self._limits.ttl_s
-        low, high = 0, len(chain)
+        if sent.get(chain[0], limit) <= limit:
+            return 0  # most of a pool
+        low, high = 1, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
             if sent.get(chain[middle - 1], limit) > limit:

@@ -115,6 +115,16 @@ class StreamRecovery:
         return self._held_bytes
 
     @property
+    def incomplete(self) -> str | None:
+        """Why the picture lacks something for good, if it does."""
+        return self._incomplete
+
+    @property
+    def fingerprint(self) -> int | None:
+        """XXH3-64 of the last batch delivered (``replay`` only)."""
+        return self._fingerprints.get(self.last)
+
+    @property
     def wake_at(self) -> float | None:
         """When to send a `Tick`, if at all."""
         return self._not_before if self._catching_up and not self._fetching else None
@@ -156,6 +166,28 @@ class StreamRecovery:
         """The publisher is another process: it may use a name again that was over for the old one."""
         self._retired.clear()
 
+    def contradicts(self, seq: int, payload: bytes) -> bool:
+        """Whether ``seq`` was delivered with another payload: then the publisher is another process."""
+        known = self._fingerprints.get(seq)
+        return known is not None and known != xxh3_64_intdigest(payload)
+
+    def resume(self, seq: int, missing: str | None, fingerprint: int | None) -> None:
+        """Go on where an earlier machine was: the rank's blocks are those after ``seq``, their picture lacks what
+        ``missing`` says. ``fingerprint`` of that batch: `Connected` then makes sure that it comes again unchanged."""
+        self.incarnation = ""
+        self.last = seq
+        self._first = False
+        self._incomplete = missing
+        if fingerprint is not None:
+            self._fingerprints[seq] = fingerprint
+        self._effects = []
+        self._say_state()
+
+    def drop_held(self) -> None:
+        """Where what is held came from is in doubt: its numbers are fetched with those before them."""
+        self._target = max(self._target, max(self._held, default=-1))
+        self._drop_held()
+
     # Batches
 
     def _live(self, batch: LiveBatch, now: float) -> None:
@@ -191,11 +223,12 @@ class StreamRecovery:
         if batch.token != self._token or not self._fetching:
             return
         gone = batch.seq > self.last + 1
+        unseen = self._suspect is not None and batch.seq <= self.last and batch.seq not in self._fingerprints
+        if unseen or self.contradicts(batch.seq, batch.payload):
+            self._restart("restarted", self.incarnation)
+            self._catch_up("restarted", now)
+            return
         if self._suspect is not None:
-            if batch.seq <= self.last and self._fingerprints.get(batch.seq) != xxh3_64_intdigest(batch.payload):
-                self._restart("restarted", self.incarnation)
-                self._catch_up("restarted", now)
-                return
             gone = batch.seq > self._suspect
             self._suspect = None
         if batch.seq > self.last:
@@ -330,10 +363,12 @@ class StreamRecovery:
                 self.last = -1
             return
         self._attempts = 0
-        self._suspect = None
-        self._settle()
-        if self._missing():
-            self._go_on_from(self._run_start(self._target), event.reason)
+        doubtful, self._suspect = self._suspect is not None, None
+        if not doubtful:
+            self._settle()
+        if doubtful or self._missing():
+            # In doubt whether it is still the same process, what is known of it is not kept.
+            self._go_on_from(self._run_start(max(self._target, self.last)), event.reason)
         elif self._first:
             self._incomplete = event.reason
         self._settle()

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvcore import PrefixIndex, RankMatch
+from kvcore.hashing import chain_view
+from replica.approximate import Approximate
 from replica.source import Source, Worker
 from schemas.index import MatchRequest, TierBlocks, WorkerMatch
 from schemas.worker import WorkerState
@@ -37,9 +39,14 @@ class Answers:
     """Answers from ``index`` about the sources of the workers that serve a model."""
 
     def __init__(
-        self, index: PrefixIndex, workers: Mapping[str, Worker], sources: Mapping[str, Mapping[int, Source]]
+        self,
+        index: PrefixIndex,
+        workers: Mapping[str, Worker],
+        sources: Mapping[str, Mapping[int, Source]],
+        approximate: Approximate,
     ) -> None:
         self._index = index
+        self._approximate = approximate
         self._workers = workers
         self._sources = sources
         self._pools: dict[tuple[str, int, str | None], _Pool] = {}
@@ -54,8 +61,8 @@ class Answers:
             for source in ranks.values():
                 source.answers.clear()
 
-    def of(self, request: MatchRequest, found: Iterable[RankMatch]) -> tuple[WorkerMatch, ...]:
-        """One answer per source of the pool, in the order of their names and ranks."""
+    def of(self, request: MatchRequest, found: Iterable[RankMatch], now: float) -> tuple[WorkerMatch, ...]:
+        """One answer per source of the pool, in the order of their names and ranks. ``now``: Unix seconds."""
         pool = self._pool(request)
         answers = [source.answers.get(_NONE) or self._say(source, _NONE) for source in pool.sources]
         fitting, sources = pool.fitting, pool.sources
@@ -65,6 +72,12 @@ class Answers:
                 source = sources[place]
                 blocks = (match.device, match.host, match.disk, match.external)
                 answers[place] = source.answers.get(blocks) or self._say(source, blocks)
+        if self._approximate.sources:
+            chain = chain_view(request.chain)
+            for key, source in self._approximate.sources.items():
+                place = fitting.get(key)
+                if place is not None:
+                    answers[place] = self._approximate.of_tokens(source, answers[place], chain, now)
         for place, reason in pool.misfits.items():
             source = sources[place]
             answers[place] = WorkerMatch(
@@ -75,6 +88,11 @@ class Answers:
                 resident_blocks=self._index.resident(source.worker, source.rank),
             )
         return tuple(answers)
+
+    def of_text(self, request: MatchRequest, now: float) -> tuple[WorkerMatch, ...]:
+        """The same of a chain over text: every rank of the model, however its tokens are known."""
+        chain = chain_view(request.chain)
+        return tuple(self._approximate.of_text(source, chain, now) for source in self._pool(request).sources)
 
     def _say(self, source: Source, blocks: tuple[int, int, int, int]) -> WorkerMatch:
         device, host, disk, external = blocks
@@ -92,8 +110,9 @@ class Answers:
         return answer
 
     def _pool(self, request: MatchRequest) -> _Pool:
-        # Without a chain nothing can be misread, so that every rule fits.
-        kind = (request.model, request.block_size, request.salt_rule) if request.chain else (request.model, -1, None)
+        # Without a chain of tokens nothing can be misread, so that every rule fits.
+        of_tokens = request.chain and request.unit == "tokens"
+        kind = (request.model, request.block_size, request.salt_rule) if of_tokens else (request.model, -1, None)
         pool = self._pools.get(kind)
         if pool is None:
             pool = self._new_pool(request)
@@ -120,8 +139,8 @@ class Answers:
 
 def _misfit(state: WorkerState, request: MatchRequest) -> str | None:
     """Why a worker of this name is not of this question's pool."""
-    if not request.chain:
+    if not request.chain or request.unit == "text":
         return None
-    if state.profile.block_size != request.block_size:
+    if state.profile.block_size not in (None, request.block_size):
         return "block_size"
     return "salt_rule" if state.profile.salt_rule != request.salt_rule else None

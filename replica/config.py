@@ -14,6 +14,9 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     after which a worker is removed. ``hold_limit``: batches kept per source while its hole is being filled.
     ``snapshot_*``: the question to a bridge, its deadline (a bridge dumps a million blocks in 1 to 2 s, and has up to
     4 million by default) and the pauses between tries. ``parity_*`` and ``silent_requests``: see `replica.parity`.
+
+    ``approximate_*``: of what was sent where. ``ttl_s``: how long a sent block counts. ``blocks``: what one rank can
+    hold, where its worker does not say. ``max_blocks``: of all ranks, for tokens and for text each (130 bytes a block).
     """
 
     max_blocks: int = 8_000_000
@@ -28,6 +31,9 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     parity_alarm_ratio: float = 0.25
     parity_floor_tokens: int = 32
     silent_requests: int = 16
+    approximate_ttl_s: float = 300.0
+    approximate_blocks: int = 65_536
+    approximate_max_blocks: int = 1_000_000
 
     def __post_init__(self) -> None:
         """Cross-field rules. Raises `SettingsError`."""
@@ -52,4 +58,7 @@ _POSITIVE = (
     "parity_window",
     "parity_min_requests",
     "silent_requests",
+    "approximate_ttl_s",
+    "approximate_blocks",
+    "approximate_max_blocks",
 )

@@ -27,12 +27,14 @@ from kvcore.stream import (
 )
 from kvcore.stream import Tick as StreamTick
 from replica.answers import Answers
+from replica.approximate import Approximate
 from replica.asking import SnapshotQueue
 from replica.config import ReplicaSettings
 from replica.effects import ReplicaEffect, Say, SourceChanged
 from replica.errors import BadQuestionError
 from replica.events import (
     BatchReceived,
+    PromptPlaced,
     ReplicaEvent,
     RequestEnded,
     SnapshotFailed,
@@ -41,11 +43,12 @@ from replica.events import (
     Work,
     WorkerSeen,
 )
-from replica.parity import ParityRules
+from replica.parity import Expectations, Expected, ParityRules
 from replica.parts import UNFINISHED_S, PartsAssembler
 from replica.source import Source, Worker
 from schemas.index import MatchReply, MatchRequest
 from schemas.kv import KvHeaders, RankMark
+from schemas.placed import Placed
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 
@@ -84,7 +87,9 @@ class Replica:
         self.gaps: Counter[tuple[str, str]] = Counter()
         self.predicted: Counter[str] = Counter()
         self.reported: Counter[str] = Counter()
-        self._answers = Answers(self.index, self.workers, self.sources)
+        self.approximate = Approximate(settings)
+        self.expectations = Expectations()
+        self._answers = Answers(self.index, self.workers, self.sources, self.approximate)
         self._settings = settings
         self._limits = Limits(hold_batches=settings.hold_limit, backoff_s=settings.snapshot_retry_s)
         self._rules = ParityRules(
@@ -124,6 +129,8 @@ class Replica:
                     self._snapshot_failed(event.worker, event.reason, now, effects)
             case RequestEnded():
                 self._ended(event.end, effects)
+            case PromptPlaced():
+                self._placed(event.placed, now)
             case Tick():
                 self._tick(event.connected, now, effects)
             case Work():
@@ -142,7 +149,9 @@ class Replica:
         if len(chain) % HASH_BYTES:
             raise BadQuestionError("bad_chain", f"a chain is whole u64 hashes, not {len(chain)} bytes")
         self.counters.matches += 1
-        return MatchReply(indexer=self.name, matches=self._answers.of(request, self.index.match(chain)))
+        if request.unit == "text":
+            return MatchReply(indexer=self.name, matches=self._answers.of_text(request, now))
+        return MatchReply(indexer=self.name, matches=self._answers.of(request, self.index.match(chain), now))
 
     # Batches and streams
 
@@ -231,6 +240,8 @@ class Replica:
         source.answers.clear()
         if result.evicted:
             self._answers.contents_changed()
+        if result.cleared:
+            self.approximate.emptied(source.worker, source.rank)
         self.rejected += result.rejected
         self.counters.blocks_stored += result.stored
         self.counters.blocks_removed += result.removed
@@ -295,9 +306,11 @@ class Replica:
             return
         if self._source(name, 0, now) is None:
             return
-        worker = Worker.new(state, now)
+        worker = Worker.new(state, now, known)
         self.workers[name] = worker
         self._queue.seen(name)
+        if known is not None and worker.restarted_since(known):
+            self.approximate.restarted(name)
         if known is not None and known.state.epoch != state.epoch:
             for known_source in self.sources[name].values():
                 known_source.machine.forget_retired()
@@ -338,22 +351,49 @@ class Replica:
         self._answers.pools_changed()
         self._forget_backlog(source)
         self.index.clear_rank(source.worker, source.rank)
+        self.approximate.dropped(source.worker, source.rank)
         source.health, source.reason = "blind", reason
         effects.append(self._change(source))
 
+    # Requests
+
+    def _placed(self, fact: Placed, now: float) -> None:
+        source = self.sources.get(fact.worker, {}).get(fact.rank)
+        worker = self.workers.get(fact.worker)
+        if source is None or worker is None:
+            self.expectations.placed(fact.request_id, None)
+            return
+        self.approximate.placed(fact, source, worker.state.profile, now)
+        expected = None
+        if fact.unit == "tokens" and source.measured:
+            common = source.parity.placed(fact.request_id, fact.chain)
+            if fact.indexed is not None:
+                most = max(fact.indexed, common)
+                expected = Expected(fact.worker, fact.rank, fact.indexed, most, fact.block_size)
+        self.expectations.placed(fact.request_id, expected)
+
     def _ended(self, end: RequestEnd, effects: list[ReplicaEffect]) -> None:
-        if end.outcome != "completed" or end.worker is None or end.rank is None:
+        expected = self.expectations.ended(end.request_id, end.worker or "", end.rank or 0)
+        if end.worker is None or end.rank is None:
             return
         source = self.sources.get(end.worker, {}).get(end.rank)
         worker = self.workers.get(end.worker)
-        if source is None or worker is None or source.stream is None:
+        if source is None or worker is None:
             return
-        predicted, reported = end.predicted_cached_tokens, end.usage.cached_tokens
-        if predicted is not None and reported is not None:
-            self.predicted[end.worker] += predicted
+        source.parity.over(end.request_id)
+        if end.outcome != "completed":
+            return
+        reported, size = end.usage.cached_tokens, worker.state.profile.block_size or 0
+        if end.predicted_cached_tokens is not None and reported is not None:
+            self.predicted[end.worker] += end.predicted_cached_tokens
             self.reported[end.worker] += reported
-        before = source.parity.problem
-        source.parity.ended(end.usage.input_tokens or 0, worker.state.profile.block_size or 0, predicted, reported)
+        if source.stream is None:
+            return
+        before, input_tokens = source.parity.problem, end.usage.input_tokens or 0
+        predicted = None
+        if expected is not None and source.measured and reported is not None and input_tokens:
+            predicted = expected.cached_tokens(input_tokens, reported)
+        source.parity.ended(input_tokens, size, predicted, reported)
         after = source.parity.problem
         if after is not None and after != before:
             self.counters.parity_alarms += 1
@@ -376,6 +416,7 @@ class Replica:
                 self._feed(source, StreamTick(), now, effects)
                 self._tell(source, effects)
         self.parts.expire(now - UNFINISHED_S)
+        self.approximate.tick(now)
         limit = now - self._settings.worker_lost_s
         lost = [name for name, worker in self.workers.items() if worker.heard_at < limit]
         strays = [
@@ -392,6 +433,7 @@ class Replica:
         """Say so when the source's health, its reason or its incarnation has changed."""
         worker = self.workers.get(source.worker)
         health, reason = source.judge(worker.state if worker is not None else None)
+        self.approximate.judged(source)
         told = (health, reason, source.machine.incarnation)
         if told == source.told:
             return

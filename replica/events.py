@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvcore.index import PreparedRanks
 from schemas.kv import KvHeaders, RankMark
+from schemas.placed import Placed
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 
@@ -56,6 +57,13 @@ class RequestEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPlaced:
+    """A prompt was sent somewhere."""
+
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passes, several times a second: silent workers are lost, postponed snapshots are asked for.
 
@@ -70,4 +78,6 @@ class Work:
     """There is time: while `Replica.behind`, apply a few of the batches that wait."""
 
 
-ReplicaEvent = BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | RequestEnded | Tick | Work
+ReplicaEvent = (
+    BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | RequestEnded | PromptPlaced | Tick | Work
+)

@@ -26,6 +26,7 @@ def replica_families(replica: Replica, prefix: str = "tidegate_", index: str = "
         ("parity_alarms", "Sources found to disagree with their engine, or silent.", counters.parity_alarms),
     ):
         yield CounterMetricFamily(f"{prefix}{name}", text, value=value)
+    yield from _sent(replica, f"{prefix}{index}")
     yield GaugeMetricFamily(f"{prefix}{index}unique_blocks", "Distinct chain hashes.", value=stats.unique)
     yield GaugeMetricFamily(f"{prefix}{index}waiting_blocks", "Blocks waiting for their parent.", value=stats.held)
 
@@ -42,6 +43,18 @@ def _sources(replica: Replica, prefix: str) -> Iterable[Metric]:
         blocks.add_metric(values, replica.index.resident(source.worker, source.rank))
         held.add_metric(values, source.machine.held)
     yield from (state, blocks, held)
+
+
+def _sent(replica: Replica, prefix: str) -> Iterable[Metric]:
+    """What was sent where, by unit of the chain."""
+    blocks = GaugeMetricFamily(f"{prefix}sent_blocks", "Blocks known from what was sent where.", labels=["unit"])
+    evicted = CounterMetricFamily(
+        f"{prefix}sent_blocks_evicted", "Sent blocks forgotten before their time because of a bound.", labels=["unit"]
+    )
+    for unit, sent in (("tokens", replica.approximate.tokens), ("text", replica.approximate.text)):
+        blocks.add_metric([unit], len(sent))
+        evicted.add_metric([unit], sent.evicted)
+    yield from (blocks, evicted)
 
 
 def _labelled(replica: Replica, prefix: str) -> Iterable[Metric]:

@@ -4,14 +4,46 @@ Over the last ``window`` ended requests that carry both numbers: when the sums d
 the larger one, and by more than ``floor_tokens`` a request, the source is `approximate` with reason ``parity`` until
 the difference falls under half of that ratio (user case A14: another tokenizer or template than the engine's).
 
+What is judged is always the index itself: what its events said when the request was placed (`Placed.indexed`), also
+while the source is approximate and answered for from what was sent there. So the switch does not change what is
+measured, and the way back is the same measure under the lower threshold. Requests that were placed without asking the
+index (fallback, text, no chain, a source that was catching up) are not judged. What a request has in common with others
+that were on their way to the same rank when it was placed (siblings of a fan-out) may be cached by the time it is
+computed, or not: any report from what the index said up to that is agreement.
+
 And: ``silent_requests`` requests that should each have stored a block, without one event, mean that events are off or
 lost (``no_events``). Any event ends that.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+
+MAX_ON_THEIR_WAY = 32
+"""Chains remembered per source of requests that have not ended, each up to `MAX_CHAIN_BYTES`."""
+MAX_CHAIN_BYTES = 128 * 1024
+
+_HASH_BYTES = 8
+
+
+def shared_blocks(one: bytes, other: bytes, at_least: int = 0) -> int:
+    """How many blocks two chains have in common from their start, or ``at_least`` if that is more.
+
+    A chain hash stands for everything before it, so that one look tells whether it is more at all.
+    """
+    low, high = at_least, min(len(one), len(other)) // _HASH_BYTES
+    following = slice(low * _HASH_BYTES, (low + 1) * _HASH_BYTES)
+    if low >= high or one[following] != other[following]:
+        return low
+    while low < high:
+        middle = (low + high + 1) // 2
+        place = slice((middle - 1) * _HASH_BYTES, middle * _HASH_BYTES)
+        if one[place] == other[place]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +57,77 @@ class ParityRules:
     silent_requests: int = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A request on its way: where it went, the ``blocks`` of ``block_size`` tokens that the index saw there, and how
+    many there may be once those before it are computed (``most``)."""
+
+    worker: str
+    rank: int
+    blocks: int
+    most: int
+    block_size: int
+
+    def cached_tokens(self, input_tokens: int, reported: int) -> int:
+        """What the engine should report as cached: of all that would be right, what is next to ``reported``. The last
+        token of a prompt is always computed."""
+        whole = max(0, input_tokens - 1) // max(1, self.block_size)
+        least, most = (min(blocks, whole) * self.block_size for blocks in (self.blocks, self.most))
+        return max(least, min(reported, most))
+
+
+class Expectations:
+    """Requests that have not ended, the oldest forgotten first; those are not judged."""
+
+    def __init__(self, most: int = 32_768) -> None:
+        self._most = most
+        self._requests: OrderedDict[str, Expected] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def placed(self, request_id: str, expected: Expected | None) -> None:
+        """The request was placed (again); ``None``: it is not to be judged."""
+        self._requests.pop(request_id, None)
+        if expected is not None:
+            self._requests[request_id] = expected
+            if len(self._requests) > self._most:
+                self._requests.popitem(last=False)
+
+    def ended(self, request_id: str, worker: str, rank: int) -> Expected | None:
+        """What was expected of a request that ended here, if anything."""
+        expected = self._requests.pop(request_id, None)
+        return expected if expected is not None and (expected.worker, expected.rank) == (worker, rank) else None
+
+
 @dataclass(slots=True)
 class SourceParity:
     """The record of one (worker, rank)."""
 
     rules: ParityRules
+    on_their_way: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     numbers: deque[tuple[int, int]] = field(default_factory=deque)
     predicted: int = 0
     reported: int = 0
     since_event: int = 0
     alarmed: bool = False
 
+    def placed(self, request_id: str, chain: bytes) -> int:
+        """A request goes to this source. Returns how many blocks of its chain those before it will have computed."""
+        common = 0
+        for other in self.on_their_way.values():
+            common = shared_blocks(chain, other, common)
+        self.on_their_way[request_id] = chain[:MAX_CHAIN_BYTES]
+        if len(self.on_their_way) > MAX_ON_THEIR_WAY:
+            self.on_their_way.popitem(last=False)
+        return common
+
+    def over(self, request_id: str) -> None:
+        """The request has ended, here or elsewhere."""
+        self.on_their_way.pop(request_id, None)
+
     def ended(self, input_tokens: int, block_size: int, predicted: int | None, reported: int | None) -> None:
-        """A request ended well on this source; tokens, ``None`` where not known."""
+        """A request ended well on this source; tokens, ``None`` where not known or not to be judged."""
         if block_size > 0 and input_tokens - max(predicted or 0, reported or 0) >= block_size:
             self.since_event += 1
         if predicted is None or reported is None:
@@ -57,6 +147,7 @@ class SourceParity:
 
     def restarted(self) -> None:
         """The source began anew: what was measured of the old one says nothing."""
+        self.on_their_way.clear()
         self.numbers.clear()
         self.predicted = self.reported = self.since_event = 0
         self.alarmed = False

@@ -20,6 +20,7 @@ from replica.effects import AskSnapshot, ReplicaEffect, Say, SourceChanged
 from replica.errors import SnapshotError
 from replica.events import (
     BatchReceived,
+    PromptPlaced,
     ReplicaEvent,
     RequestEnded,
     SnapshotFailed,
@@ -28,8 +29,9 @@ from replica.events import (
     Work,
     WorkerSeen,
 )
-from schemas.base import BadMessageError, from_json, to_json
+from schemas.base import BadMessageError, from_json, from_msgpack, to_json
 from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
+from schemas.placed import Placed
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 
@@ -54,7 +56,8 @@ M = TypeVar("M", WorkerState, RequestEnd)
 
 
 class ReplicaFeed:
-    """Keeps its replica as new as the bus allows. ``changed`` hears of every change of a source's health.
+    """Keeps its replica as new as the bus allows. ``changed`` hears of every change of a source's health, ``placed`` of
+    every prompt that was sent somewhere.
 
     ``isolated``: what goes wrong in the replica itself is not the process's end: it is counted and logged (`failures`),
     `broken` for `RETRY_S`, and then a new one begins.
@@ -66,6 +69,7 @@ class ReplicaFeed:
         settings: ReplicaSettings,
         clock: Callable[[], float] = time.time,
         changed: Callable[[SourceChanged], None] | None = None,
+        placed: Callable[[PromptPlaced], None] | None = None,
         *,
         isolated: bool = False,
     ) -> None:
@@ -73,6 +77,7 @@ class ReplicaFeed:
         self._settings = settings
         self._clock = clock
         self._changed = changed
+        self._placed = placed
         self._started_at = clock()
         self._isolated = isolated
         self._broken_until: float | None = None
@@ -86,7 +91,7 @@ class ReplicaFeed:
 
     async def start(self, bus: Bus, tasks: Tasks, *, facts: bool = True) -> None:
         """Subscribe. Workers make themselves known within a heartbeat. Without ``facts`` the owner hears the facts
-        itself, and hands them over: `worker_seen`, `request_ended`."""
+        itself, and hands them over: `worker_seen`, `request_ended`, `prompt_placed`."""
         self._bus = bus
         self._tasks = tasks
         self._objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
@@ -94,6 +99,7 @@ class ReplicaFeed:
         if facts:
             await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._on_worker)
             await bus.subscribe(f"{subjects.ROOT}.request.end.*", self._on_end)
+            await bus.subscribe(f"{subjects.ROOT}.placed.*", self._on_placed)
         tasks.start("replica-tick", self._tick())
 
     def not_ready(self) -> str | None:
@@ -126,6 +132,10 @@ class ReplicaFeed:
     def request_ended(self, end: RequestEnd) -> None:
         """A request is over."""
         self._handle(RequestEnded(end))
+
+    def prompt_placed(self, fact: Placed) -> None:
+        """A prompt was sent somewhere."""
+        self._handle(PromptPlaced(fact))
 
     def _handle(self, event: ReplicaEvent) -> None:
         if self._stopped or (self._broken_until is not None and not self._begin_again()):
@@ -205,6 +215,16 @@ class ReplicaFeed:
     def _on_end(self, message: BusMessage) -> None:
         if (end := self._read(message, RequestEnd)) is not None:
             self.request_ended(end)
+
+    def _on_placed(self, message: BusMessage) -> None:
+        try:
+            fact = from_msgpack(message.payload, Placed)
+        except BadMessageError as error:
+            self._reject(message, error)
+            return
+        self.prompt_placed(fact)
+        if self._placed is not None:
+            self._placed(PromptPlaced(fact))
 
     def _read(self, message: BusMessage, kind: type[M]) -> M | None:
         try:

@@ -18,8 +18,10 @@ _ON_ITS_WAY = frozenset({"connecting", "reconnecting", "connected", "restarted",
 class Source:
     """``stream``: as the worker's bridge described it last. ``wants``: token of the fetch that a snapshot answers.
 
-    ``backlog``: batches in order that wait to be applied, where there were many at once. ``answers``: what was said
-    about it since it last changed, by blocks per tier (see `replica.answers`).
+    ``only_sent``: it is approximate, and its events are not to be trusted at all. ``measured``: its events go on
+    without a hole, so that what they would predict can be compared with what the engine reports. ``backlog``: batches
+    in order that wait to be applied, where there were many at once. ``answers``: what was said about it since it last
+    changed, by blocks per tier (see `replica.answers`).
     """
 
     worker: str
@@ -32,6 +34,8 @@ class Source:
     told: tuple[object, ...] = ()
     health: SourceHealth = "blind"
     reason: str | None = "no_events"
+    only_sent: bool = False
+    measured: bool = False
     backlog: deque[Deliver] = field(default_factory=deque)
     answers: dict[tuple[int, int, int, int], WorkerMatch] = field(default_factory=dict)
 
@@ -54,15 +58,18 @@ class Source:
         return health, reason
 
     def _judge(self, state: WorkerState | None) -> tuple[SourceHealth, str | None]:
+        self.measured = self.only_sent = False
         if state is None:
             return "blind", "unknown_worker"
         if state.health == "mismatch":
             return "blind", "block_size"
         stream, machine = self.stream, self.machine
+        self.only_sent = True
         if stream is None:
-            return "blind", "no_events"
+            return "approximate", "no_events"
         if stream.state == "blind":
-            return "blind", stream.reason or "no_events"
+            return "approximate", stream.reason or "no_events"
+        self.only_sent = False
         if machine.state != "synced":
             return machine.state, machine.reason
         if self.backlog:
@@ -70,18 +77,28 @@ class Source:
         if stream.state == "catching_up":
             passing = stream.reason is None or stream.reason in _ON_ITS_WAY
             return "catching_up" if passing else "approximate", stream.reason
+        self.measured = True
         problem = self.parity.problem
+        self.only_sent = problem is not None
         return ("approximate", problem) if problem else ("synced", None)
 
 
 @dataclass(slots=True)
 class Worker:
-    """One worker as its bridge described it last. ``models``: every name under which it serves (adapters too)."""
+    """One worker as its bridge described it last. ``models``: every name under which it serves (adapters too).
+    ``process``: the engine's process that a bridge named last; one that has just begun does not know it yet."""
 
     state: WorkerState
     heard_at: float
     models: frozenset[str]
+    process: str
 
     @classmethod
-    def new(cls, state: WorkerState, now: float) -> Worker:
-        return cls(state, now, frozenset({state.profile.model, *state.profile.models}))
+    def new(cls, state: WorkerState, now: float, before: Worker | None = None) -> Worker:
+        """``before``: the same worker, as it was known until now."""
+        process = state.incarnation or (before.process if before is not None else "")
+        return cls(state, now, frozenset({state.profile.model, *state.profile.models}), process)
+
+    def restarted_since(self, before: Worker) -> bool:
+        """Whether its engine is another process."""
+        return before.process not in ("", self.process)

@@ -1,16 +1,115 @@
-"""nats-py's client with two holes closed, which its public interface cannot reach."""
+"""nats-py's client with some holes closed, which its public interface cannot reach, and two hops fewer per message.
+
+A lone message costs nats-py three turns of the event loop: the reader parses it into its subscription's queue, a task
+takes it out, and what the handler publishes is written by another task. Each turn is 10 to 40 us of a question that is
+answered in 250. Here a message whose subscription has nothing waiting is handled where it was parsed, and the first
+message that is published in a turn of the loop is written at once. The others of that turn are written together at the
+beginning of the next: uvloop does not wait, so that each write is a system call of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from bus.interface import TURN_S
+from bus.log import EventLog
+
+log = EventLog(__name__)
+
+Direct = Callable[[str, bytes, dict[str, str] | None, str], None]
+"""Handles a message: subject, payload, headers, reply. Must not raise."""
+
+_WRITE_AT_ONCE_BYTES = 64 * 1024
+"""Bytes that the socket has not taken yet, up to which more is written without asking whether it may."""
 
 
 class NatsClient(Client):
     """See `nats.aio.client.Client`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._direct: dict[int, Direct] = {}
+        self._turn_ends: float | None = None
+        self._write_is_due = False
+        self.unreadable = 0
+        """Messages whose subject or headers could not be read."""
+
+    def handle_directly(self, sid: int, handler: Direct) -> None:
+        """Messages of the subscription ``sid`` go to ``handler`` where they are parsed, as long as none of them waits
+        and everybody has his turn every `TURN_S`; the others go through its queue."""
+        self._direct[sid] = handler
+
+    def forget_handler(self, sid: int) -> None:
+        """No message comes for it any more."""
+        self._direct.pop(sid, None)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        try:
+            await self._take(sid, subject, reply, data, headers)
+        except Exception:
+            # A subject that is not UTF-8, headers that are none: nats-py would never read again, and seem connected.
+            self.unreadable += 1
+            if self.unreadable & (self.unreadable - 1) == 0:  # at each doubling: a flood shall not fill the log
+                log.exception("message_unreadable", subject=repr(subject[:100]), unreadable=self.unreadable)
+
+    async def _take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler, subscription = self._direct.get(sid), self._subs.get(sid)
+        if handler is None or subscription is None or subscription.pending_msgs or self._turn_is_over():
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        subscription._received += 1
+        handler(subject.decode(), data, await self._process_headers(headers) if headers else None, reply.decode())
+
+    def _turn_is_over(self) -> bool:
+        """Whether messages have been handled for `TURN_S` since the loop came back to this client."""
+        loop = asyncio.get_running_loop()
+        if self._turn_ends is None:
+            self._turn_ends = loop.time() + TURN_S
+            loop.call_soon(self._begin_turn)
+            return False
+        return loop.time() > self._turn_ends
+
+    def _begin_turn(self) -> None:
+        self._turn_ends = None
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        if not self.is_connected or not isinstance(transport := self._transport, TcpTransport):
+            return await super()._flush_pending(force_flush)
+        socket = _socket_of(transport)
+        if socket is None or socket.is_closing():
+            return None  # the reader will notice; what is pending is sent after the reconnection
+        if force_flush or socket.get_write_buffer_size() > _WRITE_AT_ONCE_BYTES:
+            return await super()._flush_pending(force_flush)
+        if not self._write_is_due:
+            self._write()
+            self._write_is_due = True
+            asyncio.get_running_loop().call_soon(self._write)
+        return None
+
+    @property
+    def writable(self) -> bool:
+        """Whether there is a socket that takes what is written."""
+        socket = _socket_of(self._transport)
+        return self.is_connected and (socket is None or not socket.is_closing())
+
+    def _write(self) -> None:
+        self._write_is_due = False
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and self.writable:
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            if pending:
+                transport.writelines(pending)  # type: ignore[no-untyped-call]
+
     def forget_pending(self) -> None:
-        """Before `close` while disconnected: nats-py would write what is left to the closed socket, which uvloop
-        refuses, and would skip the rest of its own cleaning up."""
+        """Before `close` without a `writable` socket: nats-py would write what is left to the closed socket, which
+        uvloop refuses, and would skip the rest of its own cleaning up."""
         self._pending = []
         self._pending_data_size = 0
 
@@ -18,3 +117,9 @@ class NatsClient(Client):
         """Before the next try: nats-py forgets the socket of a try that got as far as a refused password."""
         if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
+
+
+def _socket_of(transport: object) -> asyncio.WriteTransport | None:
+    """The socket of a TCP connection, with TLS or without."""
+    writer = transport._io_writer if isinstance(transport, TcpTransport) else None
+    return None if writer is None else writer.transport

@@ -101,17 +101,22 @@ class NatsSubscription:
         pending = 0 if self.raw is None or self._stopped else self.raw.pending_msgs
         return SubscriptionStats(self.delivered, pending, self.dropped, self.failed)
 
-    async def deliver(self, message: Msg) -> None:
+    def receive(self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str) -> None:
+        """One message, handled."""
         if self._stopped:
             return
         self.delivered += 1
         try:
-            self._handler(BusMessage(message.subject, message.data, message.headers or NO_HEADERS, message.reply))
+            self._handler(BusMessage(subject, payload, headers or NO_HEADERS, reply))
         except Exception:
             # The border to the handler: what it raises is counted and logged, and ends nothing.
             self.failed += 1
             if self.failed & (self.failed - 1) == 0:  # at each doubling: a flood shall not fill the log
-                log.exception("handler_failed", subject=message.subject, failures=self.failed)
+                log.exception("handler_failed", subject=subject, failures=self.failed)
+
+    async def deliver(self, message: Msg) -> None:
+        """One message that had to wait."""
+        self.receive(message.subject, message.data, message.headers, message.reply)
         # nats-py hands over all that waits without a pause: a flood on one subject shall not make the others wait.
         if self.raw is not None and self.raw.pending_msgs and self._loop.time() - self._turn_began >= TURN_S:
             await asyncio.sleep(0)
@@ -182,7 +187,8 @@ class NatsBus:
             ) from error
         self._dialled = self._opened = True
         self._failures = 0
-        await self.client.subscribe(self._replies.subject, cb=self._replies.deliver)
+        raw = await self.client.subscribe(self._replies.subject, cb=self._replies.deliver)
+        self.client.handle_directly(raw._id, self._replies.receive)
         self._subscribed = True
         log.info("bus_connected", url=redact("url", self._url), max_payload=self.client.max_payload)
 
@@ -259,7 +265,7 @@ class NatsBus:
             dropped_slow_consumer=self._dropped,
             publish_failed=self._publish_failed,
             reconnects=self.client.stats["reconnects"],
-            handler_failed=self._gone.handler_failed + sum(one.failed for one in live),
+            handler_failed=self._gone.handler_failed + sum(one.failed for one in live) + self.client.unreadable,
         )
 
     # Publish and subscribe
@@ -314,6 +320,7 @@ class NatsBus:
         subscription = NatsSubscription(self, subject, handler)
         raw = await self.client.subscribe(subject, queue, cb=subscription.deliver, pending_msgs_limit=pending_limit)
         subscription.raw = raw
+        self.client.handle_directly(raw._id, subscription.receive)
         self._subscriptions[raw] = subscription
         try:
             await self.flush()
@@ -324,6 +331,7 @@ class NatsBus:
     async def forget(self, subscription: NatsSubscription, raw: RawSubscription) -> None:
         """End of a subscription; its counters stay in `stats`."""
         self._subscriptions.pop(raw, None)
+        self.client.forget_handler(raw._id)
         gone = self._gone
         self._gone = BusStats(
             0, gone.delivered + subscription.delivered, 0, 0, 0, gone.handler_failed + subscription.failed
@@ -415,7 +423,7 @@ class NatsBus:
         for subscription in list(self._subscriptions.values()):
             await subscription.unsubscribe()
         if self._dialled:
-            if not self.client.is_connected:
+            if not self.client.writable:
                 self.client.forget_pending()
             try:
                 await asyncio.wait_for(self.client.close(), 2.0)

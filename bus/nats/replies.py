@@ -38,10 +38,15 @@ class Replies:
         """Later messages to ``inbox`` are ignored."""
         self._receivers.pop(inbox[len(self._prefix) :], None)
 
-    async def deliver(self, message: Msg) -> None:
-        receiver = self._receivers.get(message.subject[len(self._prefix) :])
+    def receive(self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str) -> None:
+        """One reply, to whoever asked."""
+        receiver = self._receivers.get(subject[len(self._prefix) :])
         if receiver is not None:
-            receiver(BusMessage(message.subject, message.data, message.headers or NO_HEADERS, message.reply))
+            receiver(BusMessage(subject, payload, headers or NO_HEADERS, reply))
+
+    async def deliver(self, message: Msg) -> None:
+        """One reply that had to wait."""
+        self.receive(message.subject, message.data, message.headers, message.reply)
 
     def fail_all(self, error: BusError) -> None:
         """The connection is gone: nobody will answer what is open now."""

@@ -1,4 +1,4 @@
-"""``python -m load.bench [index|events|hash|question|all] [--json]``."""
+"""``python -m load.bench [index|events|hash|question|decision|all] [--json]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import click
 from rich.console import Console
 
-from load.bench import events, hashing, index, questions
+from load.bench import decision, events, hashing, index, questions
 from load.bench.options import RUNS, Options, no_progress
 
 Result = dict[str, object]
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "events": events.run,
     "hash": hashing.run,
     "question": questions.run,
+    "decision": decision.run,
 }
 
 

@@ -23,7 +23,8 @@ class EngineSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     """A simulated engine: what vLLM speaks, over HTTP and ZeroMQ, without a GPU.
 
     ``http_port`` is the engine's own API (0 picks one). ``num_blocks`` and ``max_model_len`` follow from the profile
-    when not set. ``speed`` divides every iteration's time. Ports of ``kv_events_endpoint`` and ``replay_endpoint``
+    when not set. ``speed`` divides every iteration's time. ``kv_events`` off: as an engine without them, it tells
+    nobody of its event sockets. Ports of ``kv_events_endpoint`` and ``replay_endpoint``
     count up with the rank; 0 picks one each. ``kv_events_connect``: PUB connects instead of binding.
     ``mean_output_tokens``: of answers that end by themselves. ``chunk_tokens``: tokens of one stream event.
     ``misbehave``: see `load.engine.misbehave`.
@@ -42,6 +43,7 @@ class EngineSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_policy: SchedulingPolicy = "fcfs"
     prefix_caching: bool = True
     ranks: int = 1
+    kv_events: bool = True
     kv_events_endpoint: str = "tcp://127.0.0.1:0"
     replay_endpoint: str = "tcp://127.0.0.1:0"
     kv_events_connect: bool = False

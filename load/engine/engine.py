@@ -169,7 +169,7 @@ class Engine:
         """``GET /kv_event_sources`` (vLLM 0.31+): resolved endpoints by rank."""
         return {
             str(rank.number): {
-                "enable_kv_cache_events": True,
+                "enable_kv_cache_events": self.settings.kv_events,
                 "publisher": "zmq",
                 "endpoint": rank.publisher.endpoint,
                 "replay_endpoint": rank.publisher.replay_endpoint,

@@ -6,17 +6,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 /// Buffers from this size on are worked on with the GIL released; below it, releasing costs more than it frees.
-const DETACH_BYTES: usize = 32 * 1024;
+pub const DETACH_BYTES: usize = 32 * 1024;
 
-/// Run `work` on the bytes of any C-contiguous buffer, with the GIL released if the buffer is large and read-only: a
-/// writable one could change under our hands.
+/// Run `work` on the bytes of any C-contiguous buffer, with the GIL released if there are `detach_from` and more and the
+/// buffer is read-only: a writable one could change under our hands.
 pub fn with_bytes<T: Send>(
     py: Python<'_>,
     object: &Bound<'_, PyAny>,
+    detach_from: usize,
     work: impl FnOnce(&[u8]) -> T + Send,
 ) -> PyResult<T> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
-        return Ok(run(py, bytes.as_bytes(), true, work));
+        return Ok(run(py, bytes.as_bytes(), detach_from, work));
     }
     let buffer = PyUntypedBuffer::get(object)?;
     if !buffer.is_c_contiguous() {
@@ -28,11 +29,11 @@ pub fn with_bytes<T: Send>(
         // function. Nobody writes to it meanwhile: it is read-only, or the GIL is held.
         length => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), length) },
     };
-    Ok(run(py, bytes, buffer.readonly(), work))
+    Ok(run(py, bytes, if buffer.readonly() { detach_from } else { usize::MAX }, work))
 }
 
-fn run<T: Send>(py: Python<'_>, bytes: &[u8], may_detach: bool, work: impl FnOnce(&[u8]) -> T + Send) -> T {
-    if may_detach && bytes.len() >= DETACH_BYTES { py.detach(|| work(bytes)) } else { work(bytes) }
+fn run<T: Send>(py: Python<'_>, bytes: &[u8], detach_from: usize, work: impl FnOnce(&[u8]) -> T + Send) -> T {
+    if bytes.len() >= detach_from { py.detach(|| work(bytes)) } else { work(bytes) }
 }
 
 /// UTF-8 of an optional text; a lone surrogate is encoded like any other code point, as the Python twin does.

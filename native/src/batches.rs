@@ -1,11 +1,14 @@
 //! Decoded events as Python objects: the attributes are those of the twin's structs in `kvcore.events`.
 
+use std::sync::Arc;
+
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::BadBatchError;
-use crate::arguments::with_bytes;
+use crate::arguments::{DETACH_BYTES, with_bytes};
 use crate::events::{self, Event, Reason};
 
 /// An integer that an engine sent: anything between `i64::MIN` and `u64::MAX`.
@@ -18,7 +21,7 @@ fn integer(py: Python<'_>, value: i128) -> PyResult<Py<PyAny>> {
 
 /// Blocks became resident, in chain order.
 #[pyclass(frozen, module = "tidegate_kvcore")]
-pub struct Stored(pub Box<events::Stored>);
+pub struct Stored(Arc<events::Stored>);
 
 #[pymethods]
 impl Stored {
@@ -105,7 +108,7 @@ impl Stored {
 
 /// One copy of each of these blocks left its tier.
 #[pyclass(frozen, module = "tidegate_kvcore")]
-pub struct Removed(events::Removed);
+pub struct Removed(Arc<events::Removed>);
 
 #[pymethods]
 impl Removed {
@@ -129,28 +132,65 @@ impl Removed {
 #[pyclass(frozen, module = "tidegate_kvcore")]
 pub struct Cleared;
 
-/// One payload.
+/// One payload. The events are made into Python objects when they are first asked for.
 #[pyclass(frozen, module = "tidegate_kvcore")]
 pub struct Batch {
-    #[pyo3(get)]
-    ts: f64,
-    #[pyo3(get)]
-    rank: Option<u32>,
-    #[pyo3(get)]
-    events: Py<PyTuple>,
-    rejected: [u64; Reason::ALL.len()],
-    #[pyo3(get)]
-    unknown_media: u64,
+    batch: events::Batch,
+    tuple: PyOnceLock<Py<PyTuple>>,
+}
+
+impl Batch {
+    pub fn events(&self) -> &[Event] {
+        &self.batch.events
+    }
+
+    pub fn rejected_counts(&self) -> &[u64; Reason::ALL.len()] {
+        &self.batch.rejected
+    }
 }
 
 #[pymethods]
 impl Batch {
+    #[getter]
+    fn ts(&self) -> f64 {
+        self.batch.ts
+    }
+
+    #[getter]
+    fn rank(&self) -> Option<u32> {
+        self.batch.rank
+    }
+
+    #[getter]
+    fn unknown_media(&self) -> u64 {
+        self.batch.unknown_media
+    }
+
+    #[getter(events)]
+    fn events_tuple(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        let make = || {
+            let events = self.batch.events.iter().map(|event| match event {
+                Event::Stored(stored) => Stored(stored.clone()).into_py_any(py),
+                Event::Removed(removed) => Removed(removed.clone()).into_py_any(py),
+                Event::Cleared => Cleared.into_py_any(py),
+            });
+            Ok::<_, PyErr>(PyTuple::new(py, events.collect::<PyResult<Vec<_>>>()?)?.unbind())
+        };
+        self.tuple.get_or_try_init(py, make).map(|tuple| tuple.clone_ref(py))
+    }
+
+    /// Whether the engine emptied its pool.
+    #[getter]
+    fn cleared(&self) -> bool {
+        self.batch.events.iter().any(|event| matches!(event, Event::Cleared))
+    }
+
     /// Events left out, by reason.
     #[getter]
     fn rejected<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let rejected = PyDict::new(py);
         for reason in Reason::ALL {
-            match self.rejected[reason as usize] {
+            match self.batch.rejected[reason as usize] {
                 0 => {}
                 count => rejected.set_item(reason.name(), count)?,
             }
@@ -162,21 +202,6 @@ impl Batch {
 /// Decode one engine payload (MessagePack). Raises `BadBatchError` when it is not a batch at all.
 #[pyfunction]
 pub fn decode_batch(py: Python<'_>, payload: &Bound<'_, PyAny>) -> PyResult<Batch> {
-    let batch = with_bytes(py, payload, events::decode_batch)?.map_err(BadBatchError::new_err)?;
-    let events = batch
-        .events
-        .into_iter()
-        .map(|event| match event {
-            Event::Stored(stored) => Stored(stored).into_py_any(py),
-            Event::Removed(removed) => Removed(removed).into_py_any(py),
-            Event::Cleared => Cleared.into_py_any(py),
-        })
-        .collect::<PyResult<Vec<_>>>()?;
-    Ok(Batch {
-        ts: batch.ts,
-        rank: batch.rank,
-        events: PyTuple::new(py, events)?.unbind(),
-        rejected: batch.rejected,
-        unknown_media: batch.unknown_media,
-    })
+    let batch = with_bytes(py, payload, DETACH_BYTES, events::decode_batch)?.map_err(BadBatchError::new_err)?;
+    Ok(Batch { batch, tuple: PyOnceLock::new() })
 }

@@ -3,13 +3,17 @@
 //! Every event is read in one pass. One that cannot be read is passed over and counted by reason, the rest stands; only
 //! bytes that are no batch at all are an error.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::extra_keys::ExtraKeys;
-use crate::hashing::TOKEN_BYTES;
+use crate::found::{EventView, Found, FoundRemoved, FoundStored, RemovedView, StoredView, with_room};
 use crate::media::{Place, place_of};
 use crate::msgpack::{Head, Read, Reader, Unreadable};
-use crate::values::{Hashes, Parent, Tokens};
+use crate::values::{Hashes, Parent, Room, Tokens};
 
 pub const MAX_PAYLOAD_BYTES: usize = 32 * 1024 * 1024;
+
 /// Blocks became resident, in chain order; the fields are those of the Python twin.
 #[derive(Debug, Default, Clone)]
 pub struct Stored {
@@ -29,13 +33,34 @@ pub struct Stored {
 }
 
 impl Stored {
-    pub fn token_count(&self) -> usize {
-        self.tokens.len() / TOKEN_BYTES - usize::from(self.eagle)
+    pub fn view(&self) -> StoredView<'_> {
+        StoredView {
+            hashes: &self.hashes,
+            parent: self.parent,
+            tokens: &self.tokens,
+            block_size: self.block_size,
+            place: self.place,
+            adapter: self.adapter.as_deref(),
+            salt: self.salt.as_deref(),
+            mm: &self.mm,
+            group: self.group,
+            group_kind: self.group_kind.as_deref(),
+            session_id: self.session_id.as_deref(),
+            eagle: self.eagle,
+            misaligned: self.misaligned,
+            joined: false,
+        }
     }
 
     /// Tokens over hashes: the block size that was really used; 0 without tokens.
     pub fn tokens_per_block(&self) -> usize {
-        if self.tokens.is_empty() || self.hashes.is_empty() { 0 } else { self.token_count() / self.hashes.len() }
+        self.view().tokens_per_block()
+    }
+
+    /// Whether the tokens, if there are any, can be cut into one block per hash.
+    pub fn is_whole(&self) -> bool {
+        let (tokens, hashes) = (self.view().token_count(), self.hashes.len());
+        tokens == 0 || (hashes > 0 && tokens.is_multiple_of(hashes))
     }
 }
 
@@ -46,11 +71,26 @@ pub struct Removed {
     pub group: Option<i128>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Event {
-    Stored(Box<Stored>),
-    Removed(Removed),
+    Stored(Arc<Stored>),
+    Removed(Arc<Removed>),
     Cleared,
+}
+
+impl Event {
+    pub fn view(&self) -> EventView<'_> {
+        match self {
+            Self::Stored(stored) => EventView::Stored(stored.view()),
+            Self::Removed(removed) => EventView::Removed(RemovedView {
+                hashes: &removed.hashes,
+                tier: removed.place.tier.into(),
+                group: removed.group,
+                joined: false,
+            }),
+            Self::Cleared => EventView::Cleared,
+        }
+    }
 }
 
 /// Why an event is left out.
@@ -65,7 +105,7 @@ pub enum Reason {
 impl Reason {
     pub const ALL: [Self; 4] = [Self::UnknownTag, Self::BadField, Self::BadToken, Self::BadHash];
 
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::UnknownTag => "unknown_tag",
             Self::BadField => "bad_field",
@@ -75,11 +115,11 @@ impl Reason {
     }
 }
 
-#[derive(Debug, Default)]
-pub struct Batch {
+#[derive(Default)]
+pub struct Batch<E = Event> {
     pub ts: f64,
     pub rank: Option<u32>,
-    pub events: Vec<Event>,
+    pub events: Vec<E>,
     /// Events left out, by `Reason`.
     pub rejected: [u64; Reason::ALL.len()],
     pub unknown_media: u64,
@@ -87,12 +127,49 @@ pub struct Batch {
 
 /// Decode one payload; the error is a sentence.
 pub fn decode_batch(payload: &[u8]) -> Result<Batch, String> {
+    with_room(|room, events| {
+        let batch = decode(payload, room, events, false)?;
+        let owned = |event: &Found<'_>| match event {
+            Found::Stored(stored) => Event::Stored(Arc::new(stored.view(room).owned())),
+            Found::Removed(removed) => Event::Removed(Arc::new(Removed {
+                hashes: room.hashes[removed.hashes.clone()].to_vec(),
+                place: removed.place,
+                group: removed.group,
+            })),
+            Found::Cleared => Event::Cleared,
+        };
+        let Batch { ts, rank, rejected, unknown_media, .. } = batch;
+        let owned = Batch { ts, rank, events: batch.events.iter().map(owned).collect(), rejected, unknown_media };
+        Ok((owned, batch.events))
+    })
+}
+
+/// Decode one payload and hand its events to `apply`, with nothing allocated for the usual ones. Events of one block that
+/// follow each other are joined where that changes nothing. The error is a sentence, and nothing was handed over.
+pub fn with_events<T>(
+    payload: &[u8],
+    apply: impl FnOnce(&mut dyn Iterator<Item = EventView<'_>>, &[u64; Reason::ALL.len()]) -> T,
+) -> Result<T, String> {
+    with_room(|room, events| {
+        let batch = decode(payload, room, events, true)?;
+        let applied = apply(&mut batch.events.iter().map(|event| event.view(room)), &batch.rejected);
+        Ok((applied, batch.events))
+    })
+}
+
+fn decode<'a>(
+    payload: &'a [u8],
+    room: &mut Room,
+    events: Vec<Found<'a>>,
+    join: bool,
+) -> Result<Batch<Found<'a>>, String> {
     if payload.len() > MAX_PAYLOAD_BYTES {
         let length = payload.len();
         return Err(format!("a payload of {length} bytes exceeds the limit of {MAX_PAYLOAD_BYTES} bytes"));
     }
     let mut reader = Reader::new(payload);
-    let (mut batch, rank) = envelope(&mut reader)
+    let mut batch = Batch { ts: 0.0, rank: None, events, rejected: Default::default(), unknown_media: 0 };
+    let rank = envelope(&mut reader, &mut batch, room, join)
         .ok()
         .filter(|_| reader.is_at_end())
         .ok_or_else(|| format!("not a batch of KV events: wrong or malformed at byte {}", reader.at))?;
@@ -102,8 +179,12 @@ pub fn decode_batch(payload: &[u8]) -> Result<Batch, String> {
     Ok(batch)
 }
 
-fn envelope(reader: &mut Reader<'_>) -> Read<(Batch, Option<i128>)> {
-    let mut batch = Batch::default();
+fn envelope<'a>(
+    reader: &mut Reader<'a>,
+    batch: &mut Batch<Found<'a>>,
+    room: &mut Room,
+    join: bool,
+) -> Read<Option<i128>> {
     let mut rank = None;
     if reader.next_is_map() {
         let mut has_events = false;
@@ -111,36 +192,39 @@ fn envelope(reader: &mut Reader<'_>) -> Read<(Batch, Option<i128>)> {
             match reader.key()? {
                 b"ts" => batch.ts = reader.float()?,
                 b"events" => {
-                    batch = Batch { ts: batch.ts, ..Batch::default() };
-                    read_events(reader, &mut batch)?;
+                    batch.events.clear();
+                    (batch.rejected, batch.unknown_media) = Default::default();
+                    read_events(reader, batch, room, join)?;
                     has_events = true;
                 }
                 b"data_parallel_rank" => rank = reader.optional_int()?,
                 _ => reader.skip()?,
             }
         }
-        return if has_events { Ok((batch, rank)) } else { Err(Unreadable) };
+        return if has_events { Ok(rank) } else { Err(Unreadable) };
     }
     let members = reader.array()?;
     if members < 2 {
         return Err(Unreadable);
     }
     batch.ts = reader.float()?;
-    read_events(reader, &mut batch)?;
+    read_events(reader, batch, room, join)?;
     if members > 2 {
         rank = reader.optional_int()?;
     }
     (3..members).try_for_each(|_| reader.skip())?;
-    Ok((batch, rank))
+    Ok(rank)
 }
 
-fn read_events(reader: &mut Reader<'_>, batch: &mut Batch) -> Read<()> {
+fn read_events<'a>(reader: &mut Reader<'a>, batch: &mut Batch<Found<'a>>, room: &mut Room, join: bool) -> Read<()> {
     for _ in 0..reader.array()? {
         let start = *reader;
-        match read_event(reader) {
-            Ok(Ok((event, place))) => {
-                batch.events.push(event);
-                batch.unknown_media += u64::from(!place.known);
+        match read_event(reader, room) {
+            Ok(Ok((event, known))) => {
+                batch.unknown_media += u64::from(!known);
+                if !(join && batch.events.last_mut().is_some_and(|last| last.join(&event, room))) {
+                    batch.events.push(event);
+                }
             }
             Ok(Err(reason)) => batch.rejected[reason as usize] += 1,
             Err(Unreadable) => {
@@ -178,16 +262,18 @@ fn last_tag<'a>(event: &mut Reader<'a>) -> Read<&'a str> {
     tag
 }
 
-type Decoded = Result<(Event, Place), Reason>;
+/// The event, and whether its medium has a name that we know.
+type Decoded<'a> = Result<(Found<'a>, bool), Reason>;
 
-fn read_event(reader: &mut Reader<'_>) -> Read<Decoded> {
+fn read_event<'a>(reader: &mut Reader<'a>, room: &mut Room) -> Read<Decoded<'a>> {
     let mut wire = Wire::default();
-    let tag = if reader.next_is_map() { wire.read_map(reader)? } else { wire.read_array(reader)? };
+    let tag = if reader.next_is_map() { wire.read_map(reader, room)? } else { wire.read_array(reader, room)? };
     Ok(match tag {
-        Tag::Stored => wire.stored().map(|stored| (Event::Stored(Box::new(stored)), place_of(wire.medium))),
-        Tag::Removed => wire.removed().map(|removed| (Event::Removed(removed), place_of(wire.medium))),
-        Tag::Cleared => Ok((Event::Cleared, Place::default())),
-    })
+        Tag::Stored => wire.stored(room).map(|stored| (stored.place.known, Found::Stored(stored))),
+        Tag::Removed => wire.removed().map(|removed| (removed.place.known, Found::Removed(removed))),
+        Tag::Cleared => Ok((true, Found::Cleared)),
+    }
+    .map(|(known, event)| (event, known)))
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -238,7 +324,7 @@ const STORED_FIELDS: [&[u8]; 8] = [
 const REMOVED_FIELDS: [&[u8]; 3] = [b"block_hashes", b"medium", b"group_idx"];
 
 impl<'a> Wire<'a> {
-    fn read_array(&mut self, reader: &mut Reader<'a>) -> Read<Tag> {
+    fn read_array(&mut self, reader: &mut Reader<'a>, room: &mut Room) -> Read<Tag> {
         let members = reader.array()?.checked_sub(1).ok_or(Unreadable)?;
         let tag = Tag::read(reader)?;
         let fields: &[&[u8]] = match tag {
@@ -248,7 +334,7 @@ impl<'a> Wire<'a> {
         };
         for position in 0..members {
             match fields.get(position) {
-                Some(field) => self.read_field(tag, field, reader)?,
+                Some(field) => self.read_field(tag, field, reader, room)?,
                 None if tag == Tag::Stored && position < STORED_FIELDS.len() + 3 => self.read_tail(reader)?,
                 None => reader.skip()?,
             }
@@ -256,7 +342,7 @@ impl<'a> Wire<'a> {
         self.checked(tag)
     }
 
-    fn read_map(&mut self, reader: &mut Reader<'a>) -> Read<Tag> {
+    fn read_map(&mut self, reader: &mut Reader<'a>, room: &mut Room) -> Read<Tag> {
         let members = reader.map()?;
         let mut ahead = *reader;
         let mut tag = None;
@@ -272,7 +358,7 @@ impl<'a> Wire<'a> {
             match reader.key()? {
                 b"type" if Tag::read(reader)? == tag => {}
                 b"type" => return Err(Unreadable),
-                key => self.read_field(tag, key, reader)?,
+                key => self.read_field(tag, key, reader, room)?,
             }
         }
         self.checked(tag)
@@ -282,13 +368,15 @@ impl<'a> Wire<'a> {
         if tag == Tag::Cleared || self.hashes.is_some() { Ok(tag) } else { Err(Unreadable) }
     }
 
-    fn read_field(&mut self, tag: Tag, field: &[u8], reader: &mut Reader<'a>) -> Read<()> {
+    fn read_field(&mut self, tag: Tag, field: &[u8], reader: &mut Reader<'a>, room: &mut Room) -> Read<()> {
         match (tag, field) {
-            (Tag::Stored | Tag::Removed, b"block_hashes") => self.hashes = Some(Hashes::read(reader)?),
+            (Tag::Stored | Tag::Removed, b"block_hashes") => {
+                self.hashes = Some(Hashes::read(reader, &mut room.hashes)?);
+            }
             (Tag::Stored | Tag::Removed, b"medium") => self.medium = reader.optional_text()?,
             (Tag::Stored | Tag::Removed, b"group_idx") => self.group = reader.optional_int()?,
             (Tag::Stored, b"parent_block_hash") => self.parent = Parent::read(reader)?,
-            (Tag::Stored, b"token_ids") => self.tokens = Tokens::read(reader)?,
+            (Tag::Stored, b"token_ids") => self.tokens = Tokens::read(reader, &mut room.tokens)?,
             (Tag::Stored, b"block_size") => self.block_size = reader.optional_int()?,
             (Tag::Stored, b"lora_id") => self.lora_id = reader.optional_int()?,
             (Tag::Stored, b"lora_name") => self.lora_name = reader.optional_text()?,
@@ -316,18 +404,19 @@ impl<'a> Wire<'a> {
         Ok(())
     }
 
-    fn take_hashes(&mut self) -> Result<Vec<u64>, Reason> {
+    fn take_hashes(&mut self) -> Result<Range<usize>, Reason> {
         let hashes = self.hashes.take().unwrap_or_default();
-        if hashes.bad { Err(Reason::BadHash) } else { Ok(hashes.values) }
+        if hashes.bad { Err(Reason::BadHash) } else { Ok(hashes.range) }
     }
 
-    fn removed(&mut self) -> Result<Removed, Reason> {
-        Ok(Removed { hashes: self.take_hashes()?, place: place_of(self.medium), group: self.group })
+    fn removed(&mut self) -> Result<FoundRemoved, Reason> {
+        let place = place_of(self.medium);
+        Ok(FoundRemoved { hashes: self.take_hashes()?, place, group: self.group, joined: false })
     }
 
-    fn stored(&mut self) -> Result<Stored, Reason> {
-        let mut stored = Stored { hashes: self.take_hashes()?, ..Stored::default() };
-        stored.parent = match self.parent {
+    fn stored(&mut self, room: &Room) -> Result<FoundStored<'a>, Reason> {
+        let hashes = self.take_hashes()?;
+        let parent = match self.parent {
             Parent::Root => None,
             Parent::Hash(hash) => Some(hash),
             Parent::Bad => return Err(Reason::BadHash),
@@ -335,36 +424,39 @@ impl<'a> Wire<'a> {
         if self.tokens.bad {
             return Err(Reason::BadToken);
         }
-        stored.tokens = std::mem::take(&mut self.tokens.bytes);
-        stored.eagle = self.tokens.eagle;
-        stored.block_size = self.block_size.unwrap_or(0);
-        stored.place = place_of(self.medium);
-        stored.adapter = match (self.lora_name, self.lora_id) {
-            (Some(name), _) if !name.is_empty() => Some(name.to_owned()),
-            // Releases before 0.14 give the slot only: a name that no request can have keeps it apart.
-            (_, Some(slot)) if slot != 0 => Some(format!("\0lora_id={slot}")),
-            _ => None,
-        };
-        stored.group = self.group;
-        stored.group_kind = self.kind.map(str::to_owned);
-        stored.session_id = self.session_id.map(str::to_owned);
         let adapter = self.lora_name.unwrap_or("");
         let keys = self.extra_keys.map_or(Ok(ExtraKeys::default()), |keys| {
-            ExtraKeys::read(keys, adapter, stored.parent.is_none()).map_err(|_| Reason::BadField)
+            ExtraKeys::read(keys, adapter, parent.is_none()).map_err(|_| Reason::BadField)
         })?;
-        stored.mm = keys.mm;
-        stored.salt = match self.salt {
-            Some(salt) if !salt.is_empty() => Some(salt.to_owned()),
-            _ => keys.salt.map(str::to_owned),
+        let mut stored = FoundStored {
+            hashes,
+            parent,
+            tokens: self.tokens.range.clone(),
+            block_size: self.block_size.unwrap_or(0),
+            place: place_of(self.medium),
+            adapter: match (self.lora_name, self.lora_id) {
+                (Some(name), _) if !name.is_empty() => Some(name.into()),
+                // Releases before 0.14 give the slot only: a name that no request can have keeps it apart.
+                (_, Some(slot)) if slot != 0 => Some(format!("\0lora_id={slot}").into()),
+                _ => None,
+            },
+            salt: self.salt.filter(|salt| !salt.is_empty()).or(keys.salt),
+            mm: keys.mm,
+            group: self.group,
+            group_kind: self.kind,
+            session_id: self.session_id,
+            eagle: self.tokens.eagle,
+            misaligned: false,
+            joined: false,
         };
-        stored.misaligned = is_misaligned(&stored, keys.entries);
+        stored.misaligned = is_misaligned(&stored.view(room), keys.entries);
         Ok(stored)
     }
 }
 
 /// Whether tokens cannot be cut into one block per hash. A block size that contradicts the ratio is believed only of a
 /// group that is not known to be a main one (spec: user-cases A10).
-fn is_misaligned(stored: &Stored, keys: usize) -> bool {
+fn is_misaligned(stored: &StoredView<'_>, keys: usize) -> bool {
     if stored.tokens.is_empty() {
         return false;
     }
@@ -376,7 +468,7 @@ fn is_misaligned(stored: &Stored, keys: usize) -> bool {
         return true;
     }
     let size = stored.block_size;
-    size != 0 && (tokens / hashes) as i128 != size && !stored.group_kind.as_deref().is_some_and(is_main_kind)
+    size != 0 && (tokens / hashes) as i128 != size && !stored.group_kind.is_some_and(is_main_kind)
 }
 
 /// Kinds of KV-cache group whose blocks form the reusable prefix.

@@ -1,31 +1,45 @@
 //! Native twin of `kvcore`: the same results from the same arguments, an order of magnitude faster.
 //!
-//! The modules `hashing`, `msgpack`, `media`, `values`, `extra_keys` and `events` know nothing of Python; `arguments` and `batches` lead to it.
+//! The modules `hashing`, `msgpack`, `media`, `values`, `extra_keys`, `found` and `events` know nothing of Python; `arguments` and `batches` lead to it.
 
 mod arguments;
 mod batches;
+mod converting;
 mod events;
 mod extra_keys;
+mod found;
 mod hashing;
+mod index;
 mod media;
 mod msgpack;
+mod prefix_index;
+mod results;
+mod steps;
 mod values;
 
 use pyo3::import_exception;
 use pyo3::prelude::*;
 
-import_exception!(tidegate_kvcore.errors, BadBatchError);
-import_exception!(tidegate_kvcore.errors, BlockSizeError);
-import_exception!(tidegate_kvcore.errors, TokensError);
+import_exception!(kvcore.errors, BadBatchError);
+import_exception!(kvcore.errors, BadDumpError);
+import_exception!(kvcore.errors, BlockSizeError);
+import_exception!(kvcore.errors, HashesError);
+import_exception!(kvcore.errors, TokensError);
 
 #[pymodule]
 mod _native {
     use pyo3::prelude::*;
     use pyo3::types::{PyBytes, PyString, PyTuple};
 
-    use super::arguments::{multimodal, text_bytes, with_bytes};
+    use super::arguments::{DETACH_BYTES, multimodal, text_bytes, with_bytes};
     #[pymodule_export]
     use super::batches::{Batch, Cleared, Removed, Stored, decode_batch};
+    #[pymodule_export]
+    use super::prefix_index::PrefixIndex;
+    #[pymodule_export]
+    use super::results::{ApplyResult, IndexStats, Matches, RankMatch};
+    #[pymodule_export]
+    use super::steps::PreparedRanks;
     use super::{BlockSizeError, TokensError, hashing};
 
     /// Seed of the local hashes in one namespace.
@@ -108,7 +122,7 @@ mod _native {
         let Some(size) = usize::try_from(block_size).ok().filter(|size| *size > 0) else {
             return Err(BlockSizeError::new_err(block_size));
         };
-        with_bytes(py, tokens, |bytes| match bytes.len() % hashing::TOKEN_BYTES {
+        with_bytes(py, tokens, DETACH_BYTES, |bytes| match bytes.len() % hashing::TOKEN_BYTES {
             0 => Ok(work(bytes, size)),
             _ => Err(TokensError::new_err(format!("{} bytes are not whole u32 token ids", bytes.len()))),
         })?

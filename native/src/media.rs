@@ -2,7 +2,7 @@
 
 /// Tier (0 device, 1 host, 2 disk, 3 external), whether a connector holds the block apart from the engine's own pool,
 /// and whether the medium has a name that we know.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Place {
     pub tier: u8,
     pub connector: bool,

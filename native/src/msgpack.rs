@@ -40,6 +40,27 @@ enum Form<'o> {
     Equal(&'o mut Vec<u8>),
 }
 
+/// How an unsigned integer of up to four bytes lies within the eight bytes from its head on; no length: it is none.
+#[derive(Clone, Copy)]
+struct Short {
+    length: u8,
+    shift: u8,
+    mask: u32,
+}
+
+const SHORT: [Short; 256] = {
+    let mut table = [Short { length: 0, shift: 0, mask: 0 }; 256];
+    let mut first = 0;
+    while first < 0x80 {
+        table[first] = Short { length: 1, shift: 56, mask: 0xff };
+        first += 1;
+    }
+    table[0xcc] = Short { length: 2, shift: 48, mask: 0xff };
+    table[0xcd] = Short { length: 3, shift: 40, mask: 0xffff };
+    table[0xce] = Short { length: 5, shift: 24, mask: u32::MAX };
+    table
+};
+
 #[derive(Clone, Copy)]
 pub struct Reader<'a> {
     data: &'a [u8],
@@ -130,19 +151,26 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next value if it is an unsigned integer of up to four bytes, as token ids are: the fast way to what `head`
-    /// would give.
+    /// As many values as there are places, while they are unsigned integers of up to four bytes, as token ids are: the
+    /// fast way to what `head` would give. How many were read; places are four bytes, little-endian.
     #[inline]
-    pub fn small_uint(&mut self) -> Option<u32> {
-        let (value, length) = match *self.data.get(self.at..)? {
-            [value @ 0x00..=0x7f, ..] => (value.into(), 1),
-            [0xcd, a, b, ..] => (u16::from_be_bytes([a, b]).into(), 3),
-            [0xce, a, b, c, d, ..] => (u32::from_be_bytes([a, b, c, d]), 5),
-            [0xcc, value, ..] => (value.into(), 2),
-            _ => return None,
-        };
-        self.at += length;
-        Some(value)
+    pub fn small_uints(&mut self, places: &mut [u8]) -> usize {
+        let mut at = self.at;
+        let mut read = 0;
+        for place in places.chunks_exact_mut(4) {
+            let Some(bytes) = self.data.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { break };
+            // Without branches: the lengths of token ids cannot be predicted.
+            let Short { length, shift, mask } = SHORT[usize::from(bytes[0])];
+            if length == 0 {
+                break;
+            }
+            let value = (u64::from_be_bytes(*bytes) >> shift) as u32 & mask;
+            place.copy_from_slice(&value.to_le_bytes());
+            at += usize::from(length);
+            read += 1;
+        }
+        self.at = at;
+        read
     }
 
     /// The next value if it is an unsigned integer of eight bytes, as block hashes are.
@@ -339,7 +367,7 @@ fn write_timestamp(out: &mut Vec<u8>, seconds: i64, micros: u32) {
 }
 
 /// The shortest encoding of a scalar, or of a container's head.
-fn write_head(out: &mut Vec<u8>, head: Head<'_>) {
+pub fn write_head(out: &mut Vec<u8>, head: Head<'_>) {
     match head {
         Head::Nil => out.push(0xc0),
         Head::Bool(value) => out.push(0xc2 | u8::from(value)),

@@ -1,13 +1,23 @@
 //! Columns of an event: block hashes and token ids. What is of the right type but cannot be used is marked as bad, for the
 //! fields behind it may be of the wrong type, which weighs more.
 
+use std::ops::Range;
+
 use crate::hashing::TOKEN_BYTES;
 use crate::msgpack::{Head, Read, Reader, Unreadable};
 
-/// Hashes as u64, and whether one was an empty digest.
+/// The columns of all events of a payload, one behind the other. Used again for the next payload.
+#[derive(Default)]
+pub struct Room {
+    pub hashes: Vec<u64>,
+    /// u32 little-endian.
+    pub tokens: Vec<u8>,
+}
+
+/// Where an event's hashes stand, and whether one was an empty digest.
 #[derive(Default)]
 pub struct Hashes {
-    pub values: Vec<u64>,
+    pub range: Range<usize>,
     pub bad: bool,
 }
 
@@ -21,29 +31,31 @@ pub enum Parent {
     Bad,
 }
 
-/// u32 little-endian; of bigrams (Eagle) every first token and the last second one.
+/// Where an event's tokens stand; of bigrams (Eagle) every first one and the last second one.
 #[derive(Default)]
 pub struct Tokens {
-    pub bytes: Vec<u8>,
+    pub range: Range<usize>,
     pub eagle: bool,
     pub bad: bool,
 }
 
 impl Hashes {
-    pub fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    pub fn read(reader: &mut Reader<'_>, room: &mut Vec<u64>) -> Read<Self> {
         let count = reader.array()?;
-        let mut hashes = Self { values: Vec::with_capacity(count.min(reader.left())), bad: false };
+        let start = room.len();
+        let mut bad = false;
+        room.reserve(count.min(reader.left()));
         for _ in 0..count {
             if let Some(hash) = reader.full_uint() {
-                hashes.values.push(hash);
+                room.push(hash);
                 continue;
             }
             match read_hash(reader.head()?)? {
-                Some(hash) => hashes.values.push(hash),
-                None => hashes.bad = true,
+                Some(hash) => room.push(hash),
+                None => bad = true,
             }
         }
-        Ok(hashes)
+        Ok(Self { range: start..room.len(), bad })
     }
 }
 
@@ -70,34 +82,38 @@ fn read_hash(head: Head<'_>) -> Read<Option<u64>> {
 }
 
 impl Tokens {
-    pub fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    pub fn read(reader: &mut Reader<'_>, room: &mut Vec<u8>) -> Read<Self> {
         let count = match reader.head()? {
             Head::Nil => 0,
             Head::Array(count) => count,
             _ => return Err(Unreadable),
         };
-        let mut tokens = Self::default();
+        let start = room.len();
+        let mut tokens = Self { range: start..start, ..Self::default() };
         if count == 0 {
             return Ok(tokens);
         }
         tokens.eagle = matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
-        tokens.bytes.reserve((count.min(reader.left()) + usize::from(tokens.eagle)) * TOKEN_BYTES);
         if tokens.eagle {
-            tokens.read_pairs(reader, count)?;
+            room.reserve((count.min(reader.left()) + 1) * TOKEN_BYTES);
+            tokens.read_pairs(reader, count, room)?;
         } else {
-            tokens.read_singles(reader, count)?;
+            tokens.read_singles(reader, count, room)?;
         }
+        tokens.range.end = room.len();
         Ok(tokens)
     }
 
-    fn read_singles(&mut self, reader: &mut Reader<'_>, count: usize) -> Read<()> {
-        for _ in 0..count {
-            if let Some(token) = reader.small_uint() {
-                self.bytes.extend_from_slice(&token.to_le_bytes());
-                continue;
-            }
+    fn read_singles(&mut self, reader: &mut Reader<'_>, count: usize, room: &mut Vec<u8>) -> Read<()> {
+        // More than the bytes at hand are not there, whatever is claimed.
+        let most = count.min(reader.left());
+        let start = self.range.start;
+        room.resize(start + most * TOKEN_BYTES, 0);
+        let read = reader.small_uints(&mut room[start..]);
+        room.truncate(start + read * TOKEN_BYTES);
+        for _ in read..count {
             match reader.head()? {
-                Head::Int(token) => self.push(token),
+                Head::Int(token) => self.push(token, room),
                 Head::Array(2) => {
                     read_pair(reader)?;
                     self.bad = true;
@@ -108,26 +124,26 @@ impl Tokens {
         Ok(())
     }
 
-    fn read_pairs(&mut self, reader: &mut Reader<'_>, count: usize) -> Read<()> {
+    fn read_pairs(&mut self, reader: &mut Reader<'_>, count: usize, room: &mut Vec<u8>) -> Read<()> {
         let mut last = 0;
         for _ in 0..count {
             match reader.head()? {
                 Head::Array(2) => {
                     let (first, second) = read_pair(reader)?;
-                    self.push(first);
+                    self.push(first, room);
                     last = second;
                 }
                 Head::Int(_) => self.bad = true,
                 _ => return Err(Unreadable),
             }
         }
-        self.push(last);
+        self.push(last, room);
         Ok(())
     }
 
-    fn push(&mut self, token: i128) {
+    fn push(&mut self, token: i128, room: &mut Vec<u8>) {
         match u32::try_from(token) {
-            Ok(token) => self.bytes.extend_from_slice(&token.to_le_bytes()),
+            Ok(token) => room.extend_from_slice(&token.to_le_bytes()),
             Err(_) => self.bad = true,
         }
     }

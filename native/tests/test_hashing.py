@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import hashing as twin
+from kvcore.errors import BlockSizeError, TokensError
 from tests.unit.kvcore.test_hashing import VECTORS
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=80).map(twin.pack_tokens)
@@ -145,11 +146,11 @@ def test_the_gil_is_released() -> None:
 def test_bad_arguments() -> None:
     """A block size below 1 and half a token are refused by name, with the reasons of the twin."""
     for block_size in (0, -1):
-        with pytest.raises(native.BlockSizeError) as caught:
+        with pytest.raises(BlockSizeError) as caught:
             native.chain_hashes(b"", block_size)
         assert caught.value.reason == "bad_block_size"
         assert caught.value.block_size == block_size
-    with pytest.raises(native.TokensError, match="3 bytes"):
+    with pytest.raises(TokensError, match="3 bytes"):
         native.sequence_hashes_with_tail(b"abc", 4)
     assert native.local_hashes(bytes(64), 2**62) == []
     assert native.sequence_hashes_with_tail(bytes(8), 2**62) == twin.sequence_hashes_with_tail(bytes(8), 2**62)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from bus.settings import CommonSettings
+from replica.config import ReplicaSettings
 from services.admission.cost import CostWeights
 
 
@@ -23,7 +24,10 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     ``hold_queue_limit`` turns wait in all, each at most ``hold_deadline_s``, told so every ``hold_keepalive_s``.
     ``retry_after_s`` is what a refused client reads.
 
-    Questions: ``index_deadline_ms`` for the index; ``route_policy`` names a policy on ``tg.v1.policy.route.<name>``
+    Index: hold an ``own`` replica, fed by the subjects that feed an indexer (``replica``: its settings; a standby's is
+    as warm as the leader's, and decisions need no indexer), or ``ask`` an indexer over the bus.
+
+    Questions: ``index_deadline_ms`` for an indexer; ``route_policy`` names a policy on ``tg.v1.policy.route.<name>``
     (empty: none) with ``route_policy_deadline_ms``; ``max_deciding`` questions are open at once.
 
     Life: ``warmup_s`` a fresh process listens to facts before it decides; ``grant_ttl_s`` a grant lives that no
@@ -42,6 +46,8 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     hold_deadline_s: float = 60.0
     hold_keepalive_s: float = 0.5
     retry_after_s: int = 1
+    index: Literal["ask", "own"] = "own"
+    replica: ReplicaSettings = msgspec.field(default_factory=ReplicaSettings)
     index_deadline_ms: int = 250
     route_policy: str = ""
     route_policy_deadline_ms: int = 50

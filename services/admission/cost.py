@@ -38,8 +38,7 @@ class CostWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"weights.{name} must be a finite number, not negative")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, gc=False):
     """What one rank has to do already: requests, prompt tokens not prefilled yet, blocks of running prompts."""
 
     requests: int = 0
@@ -75,20 +74,9 @@ def shared_run(shared: tuple[tuple[int, int], ...], reach: int) -> int:
     return end - reach
 
 
-def cost(
-    weights: CostWeights,
-    prompt: Prompt,
-    load: Load,
-    *,
-    blocks: TierBlocks,
-    shared_blocks: int = 0,
-    affinity_blocks: int = 0,
-    least_prefill_tokens: int = 0,
-) -> tuple[float, dict[str, float]]:
-    """The cost in blocks, and its terms by name (also in blocks).
-
-    ``least_prefill_tokens``: the smallest prefill load among the ranks compared, for the decay of the credit.
-    ``affinity_blocks``: stands in for ``blocks`` where the index is blind.
+class Pricing:
+    """The cost of one prompt on any rank. ``least_prefill_tokens``: the smallest prefill load among the ranks compared,
+    for the decay of the credit.
 
     Source: spec index-and-routing §4.1::
 
@@ -97,34 +85,76 @@ def cost(
         credit   = c*delta*device + wh*host + wd*(disk + external) + m*shared + c*delta*affinity
         cost     = s * max(0, prefill - credit) + decode + a * requests
     """
-    size = prompt.block_size
-    prefill = (load.prefill_tokens + prompt.input_tokens) / size
-    near = weights.overlap_score_credit
-    if weights.overlap_score_credit_decay:
+
+    __slots__ = (
+        "_decay",
+        "_disk",
+        "_full_blocks",
+        "_host",
+        "_input_tokens",
+        "_least",
+        "_near",
+        "_request",
+        "_request_blocks",
+        "_scale",
+        "_shared",
+        "_size",
+    )
+
+    def __init__(self, weights: CostWeights, prompt: Prompt, least_prefill_tokens: int = 0) -> None:
+        self._near = weights.overlap_score_credit
+        self._decay = weights.overlap_score_credit_decay
+        self._host = weights.host_cache_hit_weight
+        self._disk = weights.disk_cache_hit_weight
+        self._shared = weights.shared_cache_multiplier
+        self._scale = weights.prefill_load_scale
+        self._request = weights.decode_active_request_weight
+        self._size = prompt.block_size
+        self._input_tokens = prompt.input_tokens
+        self._request_blocks = max(prompt.request_blocks, 1)
+        self._full_blocks = prompt.full_blocks
+        self._least = least_prefill_tokens
+
+    def total(self, load: Load, blocks: TierBlocks, shared_blocks: int, affinity_blocks: int) -> float:
+        """The cost in blocks. ``affinity_blocks`` stands in for ``blocks`` where the index is blind."""
+        prefill = (load.prefill_tokens + self._input_tokens) / self._size
+        near = self._near_of(load) if self._decay else self._near
+        adjusted = prefill - near * blocks.device
+        below = blocks.host or blocks.disk or blocks.external
+        if below or shared_blocks or affinity_blocks:
+            adjusted -= self._host * blocks.host
+            adjusted -= self._disk * (blocks.disk + blocks.external)
+            adjusted -= self._shared * shared_blocks
+            adjusted -= near * affinity_blocks
+        # Without the chains of running prompts their common prefixes cannot be told apart: each counts its own blocks.
+        decode = load.blocks + self._full_blocks
+        return self._scale * (adjusted if adjusted > 0.0 else 0.0) + decode + self._request * load.requests
+
+    def parts(self, load: Load, blocks: TierBlocks, shared_blocks: int, affinity_blocks: int) -> dict[str, float]:
+        """The terms of the cost by name, in blocks."""
+        prefill = (load.prefill_tokens + self._input_tokens) / self._size
+        near = self._near_of(load) if self._decay else self._near
+        device = near * blocks.device
+        host = self._host * blocks.host
+        disk = self._disk * (blocks.disk + blocks.external)
+        shared = self._shared * shared_blocks
+        affinity = near * affinity_blocks
+        return {
+            "prefill": prefill,
+            "device_credit": device,
+            "host_credit": host,
+            "disk_credit": disk,
+            "shared_credit": shared,
+            "affinity_credit": affinity,
+            "adjusted_prefill": max(0.0, prefill - device - host - disk - shared - affinity),
+            "decode": float(load.blocks + self._full_blocks),
+            "requests": self._request * load.requests,
+        }
+
+    def _near_of(self, load: Load) -> float:
         # A rank that is out of the comparison (unhealthy) may have less than the least of those that are in it.
-        backlog = max(0, load.prefill_tokens - least_prefill_tokens) / size / max(prompt.request_blocks, 1)
-        near /= 1 + weights.overlap_score_credit_decay * backlog
-    device = near * blocks.device
-    host = weights.host_cache_hit_weight * blocks.host
-    disk = weights.disk_cache_hit_weight * (blocks.disk + blocks.external)
-    shared = weights.shared_cache_multiplier * shared_blocks
-    affinity = near * affinity_blocks
-    adjusted = max(0.0, prefill - device - host - disk - shared - affinity)
-    # Without the chains of running prompts their common prefixes cannot be told apart: each counts its own blocks.
-    decode = float(load.blocks + prompt.full_blocks)
-    requests = weights.decode_active_request_weight * load.requests
-    total = weights.prefill_load_scale * adjusted + decode + requests
-    return total, {
-        "prefill": prefill,
-        "device_credit": device,
-        "host_credit": host,
-        "disk_credit": disk,
-        "shared_credit": shared,
-        "affinity_credit": affinity,
-        "adjusted_prefill": adjusted,
-        "decode": decode,
-        "requests": requests,
-    }
+        backlog = max(0, load.prefill_tokens - self._least) / self._size / self._request_blocks
+        return self._near / (1 + self._decay * backlog)
 
 
 def booked_prefill_tokens(weights: CostWeights, blocks: TierBlocks, input_tokens: int, block_size: int) -> int:

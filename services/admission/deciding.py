@@ -7,6 +7,7 @@ its free places; an answer to a question that is not open any more changes nothi
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 
@@ -17,7 +18,7 @@ from schemas.policy import RouteAnswer, RouteQuestion
 from schemas.session import MOVES_SESSION, SessionKey
 from services.admission.asks import Ask, Stage
 from services.admission.cost import Prompt, booked_prefill_tokens, predicted_cached_tokens
-from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply
+from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, PublishDecision, Reply
 from services.admission.facts import FactWriter
 from services.admission.grants import OpenGrant
 from services.admission.holds import HoldQueue
@@ -115,7 +116,15 @@ class Deciding:
     def matched(self, ticket: int, reply: MatchReply, now: float) -> list[Effect]:
         """The index answered."""
         self._state.counters.index["answered" if reply.error is None else "error"] += 1
-        return self._index_known(ticket, IndexView.of(reply), now)
+        ask = self._open.get(ticket)
+        if ask is None:
+            return []
+        request = ask.request
+        if request.chain_unit == "text":
+            view = IndexView.of_text(reply, request.block_size, self._block_size(request))
+        else:
+            view = IndexView.of(reply)
+        return self._index_known(ticket, view, now)
 
     def match_failed(self, ticket: int, reason: str, now: float) -> list[Effect]:
         """The index did not answer: decide by session affinity and load."""
@@ -159,7 +168,7 @@ class Deciding:
         if not workers:
             return [self._nobody_serves(ask) for ask in line]
         effects: list[Effect] = []
-        free = self._free(workers, model)
+        free = self._free(workers, model, len(line))
         blocked: set[SessionKey] = set()
         for ask in line:
             if free <= 0 or len(self._open) >= self._state.settings.max_deciding:
@@ -223,14 +232,20 @@ class Deciding:
         ask.say_held_at = now + self._state.settings.hold_keepalive_s
         self.holds.add(ask)
 
-    def _free(self, workers: list[Worker], model: str) -> int:
-        return self._room(workers) - self._open_by_model[model]
+    def _free(self, workers: list[Worker], model: str, wanted: int) -> int:
+        """Free places, counted no further than ``wanted``."""
+        taken = self._open_by_model[model]
+        return self._room(workers, wanted + taken) - taken
 
-    def _room(self, workers: list[Worker]) -> int:
-        limit, ledger = self._state.settings.max_grants_per_rank, self._state.ledger
-        return sum(
-            max(0, limit - ledger.account(worker.name, rank).requests) for worker in workers for rank in worker.ranks
-        )
+    def _room(self, workers: list[Worker], wanted: int = 1) -> int:
+        limit, account = self._state.settings.max_grants_per_rank, self._state.ledger.account
+        room = 0
+        for worker in workers:
+            for name, rank in worker.seats:
+                room += max(0, limit - account(name, rank).requests)
+                if room >= wanted:
+                    return room
+        return room
 
     def _say_held(self, ask: Ask, now: float, place_in_line: int | None = None) -> Reply:
         ask.say_held_at = now + self._state.settings.hold_keepalive_s
@@ -299,15 +314,15 @@ class Deciding:
         if not request.chain or request.block_size <= 0:
             self._state.counters.index["no_chain"] += 1
             return self._scored(ask, IndexView.blind("no_chain"), now)
-        salts = {worker.state.profile.salt_rule for worker in self._state.fleet.serving(request.model)}
+        salt_rule = self._state.fleet.salt_rule(request.model)
         question = MatchRequest(
             model=request.model,
             block_size=request.block_size,
             chain=request.chain,
-            session=request.identity.key if request.kind in MOVES_SESSION else None,
+            unit=request.chain_unit,
         )
-        if len(salts) == 1:
-            question = msgspec.structs.replace(question, salt_rule=salts.pop())
+        if salt_rule is not None:
+            question = msgspec.structs.replace(question, salt_rule=salt_rule)
         return [AskIndex(ticket, question, self._state.settings.index_deadline_ms)]
 
     def _index_known(self, ticket: int, index: IndexView, now: float) -> list[Effect]:
@@ -330,7 +345,7 @@ class Deciding:
             request_id=request.request_id,
             model=request.model,
             identity=request.identity,
-            candidates=placement.candidates,
+            candidates=placement.candidates(),
             choice=placement.choice,
             deadline_ms=int(now * 1000) + settings.route_policy_deadline_ms,
             kind=request.kind,
@@ -353,11 +368,12 @@ class Deciding:
             else:
                 counters["used"] += 1
                 followed = self._state.settings.route_policy
-                placement = Placement(placement.candidates, choice)
+                placement = replace(placement, choice=choice)
         return self._commit(ask, placement, followed, now) + self.pump(ask.request.model, now)
 
     def _block_size(self, request: AdmitRequest) -> int:
-        if request.block_size > 0:
+        """Tokens a block: of the chain of tokens, else of a worker's, so that costs are in blocks of the same size."""
+        if request.block_size > 0 and request.chain_unit == "tokens":
             return request.block_size
         for worker in self._state.fleet.serving(request.model):
             if worker.state.profile.block_size:
@@ -446,7 +462,14 @@ class Deciding:
         self._count(decision)
         placed(record, decision)
         told = state.turn_placed(record, now)
-        return [Publish(decision), Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record)), *told]
+        reply = Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record))
+        indexed = ask.index.indexed(chosen) if ask.index is not None else None
+        return [
+            reply,
+            PublishDecision(decision, placement),
+            Publish(self._facts.placed(request, decision, indexed, now)),
+            *told,
+        ]
 
     def _count(self, decision: Decision) -> None:
         counters = self._state.counters
@@ -470,8 +493,8 @@ def placed(record: RequestRecord, decision: Decision) -> None:
 def _follow(answer: RouteAnswer, placement: Placement) -> int | None:
     """The candidate that the policy means: the cheapest usable rank of its worker, or the rank it names."""
     usable = [
-        (candidate.cost or 0.0, place_in_list)
-        for place_in_list, candidate in enumerate(placement.candidates)
-        if candidate.excluded is None and candidate.worker == answer.worker and answer.rank in (None, candidate.rank)
+        (seat.cost, place_in_list)
+        for place_in_list, seat in enumerate(placement.seats)
+        if seat.excluded is None and seat.worker == answer.worker and answer.rank in (None, seat.rank)
     ]
     return min(usable)[1] if usable else None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.admit import AdmitReply
 from schemas.decision import Decision
 from schemas.index import MatchRequest
+from schemas.placed import Placed
 from schemas.policy import RouteQuestion
 from schemas.request import RequestEnd
 from schemas.session import SessionFact
 from schemas.trace import TraceRow
+from services.admission.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,21 @@ class AskPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish a fact on the subject of its kind."""
+    """Publish a fact on the subject of its kind, in its encoding."""
 
-    fact: Decision | SessionFact | RequestEnd
+    fact: Placed | SessionFact | RequestEnd
+
+
+@dataclass(frozen=True, slots=True)
+class PublishDecision:
+    """Publish a decision, completed by the ranks it was made from."""
+
+    decision: Decision
+    placement: Placement
+
+    def fact(self) -> Decision:
+        """The whole decision. Not made before the answer has left: with many ranks it takes longer than deciding."""
+        return msgspec.structs.replace(self.decision, candidates=self.placement.candidates())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +73,4 @@ class WriteRow:
     message_id: str
 
 
-Effect = Reply | AskIndex | AskPolicy | Publish | WriteRow
+Effect = Reply | AskIndex | AskPolicy | Publish | PublishDecision | WriteRow

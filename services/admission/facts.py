@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bus.facts import FactNumbers
-from schemas.admit import Grant
+from schemas.admit import AdmitRequest, Grant
 from schemas.decision import Decision
+from schemas.placed import Placed
 from schemas.request import RequestEnd
-from schemas.session import SessionFact
+from schemas.session import MOVES_SESSION, SessionFact
 from services.admission.asks import Ask
 from services.admission.lost import OUTCOME, total_ms
 from services.admission.placement import Placement
@@ -58,6 +59,24 @@ class FactWriter:
             total_ms=total_ms(record, now),
         )
 
+    def placed(self, request: AdmitRequest, decision: Decision, indexed: int | None, now: float) -> Placed:
+        """What was sent where. ``indexed``: see `services.admission.placement.IndexView.indexed`."""
+        moves = request.kind in MOVES_SESSION
+        return Placed(
+            **self._numbers.stamp("placed", now),
+            request_id=request.request_id,
+            model=request.model,
+            worker=decision.worker,
+            rank=decision.rank,
+            session=request.identity.key if moves else None,
+            parent=request.identity.parent if moves else None,
+            mode=decision.mode,
+            unit=request.chain_unit,
+            block_size=request.block_size,
+            chain=request.chain,
+            indexed=indexed,
+        )
+
     def decision(
         self,
         ask: Ask,
@@ -71,7 +90,8 @@ class FactWriter:
         previous_worker: str | None,
         now: float,
     ) -> Decision:
-        """The decision that made ``grant``. ``policy``: the user's policy that chose, if one did."""
+        """The decision that made ``grant``, without its candidates (see `effects.PublishDecision`). ``policy``: the
+        user's policy that chose, if one did."""
         request, chosen = ask.request, placement.chosen
         return Decision(
             **self._numbers.stamp("decision", now),
@@ -94,5 +114,4 @@ class FactWriter:
             hold_ms=int(ask.held_s * 1000),
             hold_reason=ask.hold_reason,
             decide_us=max(0, int((now - ask.started_at) * 1e6)),
-            candidates=placement.candidates,
         )

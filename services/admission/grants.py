@@ -6,7 +6,7 @@ incrementally and reversed with exactly the amounts that the grant recorded; not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from schemas.admit import Grant
@@ -67,6 +67,11 @@ class Ledger:
     def account(self, worker: str, rank: int) -> RankAccount:
         """What the open grants of this rank weigh. Read only: a rank without grants shares one empty account."""
         return self._accounts.get((worker, rank), _EMPTY)
+
+    @property
+    def by_seat(self) -> Mapping[tuple[str, int], RankAccount]:
+        """The accounts by (worker, rank), as they are now; a rank without grants may be missing."""
+        return self._accounts
 
     def accounts(self) -> Iterator[tuple[tuple[str, int], RankAccount]]:
         """Every rank that has open grants."""

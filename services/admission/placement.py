@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.decision import Candidate
-from schemas.index import MatchReply, SourceHealth, TierBlocks, WorkerMatch
-from services.admission.cost import CostWeights, Prompt, cost, shared_run
+from schemas.index import ChainUnit, MatchReply, SourceHealth, TierBlocks, WorkerMatch
+from services.admission.cost import CostWeights, Load, Pricing, Prompt, shared_run
 from services.admission.grants import Ledger
-from services.admission.workers import Worker, load_of
+from services.admission.workers import IDLE, Worker, load_beside, load_of
 
 Choose = Callable[[int], int]
 """A number below n, drawn uniformly (a seeded generator's ``randrange``)."""
@@ -34,8 +36,8 @@ _NOTHING = TierBlocks()
 class Preference:
     """The rank to prefer: by how much (times the blocks it holds), and what it may still hold, in blocks.
 
-    ``affinity_blocks`` counts as held only where the index is blind, or cannot know yet (``fresh``: the session's last
-    turn has just ended there).
+    ``affinity_blocks`` counts as held only where the index is blind, is approximate and has nothing of the prompt, or
+    cannot know yet (``fresh``: the session's last turn has just ended there).
     """
 
     worker: str | None = None
@@ -50,11 +52,13 @@ NO_PREFERENCE = Preference()
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason."""
+    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason. ``unit``: of the
+    chain that was asked about; blocks are the placement's in any case."""
 
     reason: str | None = None
     matches: Mapping[tuple[str, int], WorkerMatch] | None = None
     shared: tuple[tuple[int, int], ...] = ()
+    unit: ChainUnit = "tokens"
 
     @classmethod
     def blind(cls, reason: str) -> IndexView:
@@ -68,21 +72,78 @@ class IndexView:
             return cls.blind(reply.error)
         return cls(None, {(match.worker, match.rank): match for match in reply.matches}, reply.shared)
 
+    @classmethod
+    def of_text(cls, reply: MatchReply, text_block: int, block_size: int) -> IndexView:
+        """An answer about text, whose blocks are about ``text_block`` tokens, in blocks of ``block_size`` tokens."""
+        if reply.error is not None:
+            return cls.blind(reply.error)
+        matches = {}
+        for match in reply.matches:
+            blocks = TierBlocks(device=match.blocks.reach * text_block // block_size)
+            matches[match.worker, match.rank] = msgspec.structs.replace(match, blocks=blocks)
+        return cls(None, matches, unit="text")
+
+    def indexed(self, chosen: Seat) -> int | None:
+        """Blocks that the chosen rank held by its events, where those can be compared with what the engine reports
+        (`schemas.placed.Placed.indexed`)."""
+        match = (self.matches or {}).get((chosen.worker, chosen.rank))
+        if match is None or self.unit == "text" or chosen.health == "blind":
+            return None
+        return match.blocks.reach if match.health == "synced" else match.indexed
+
+
+class Seat(msgspec.Struct, gc=False):
+    """One rank as it was seen for one prompt, with the fields of its `Candidate`; ``load``, ``shared_blocks`` and
+    ``affinity_blocks`` are what its cost was made of."""
+
+    worker: str
+    rank: int
+    cost: float
+    load: Load
+    blocks: TierBlocks
+    shared_blocks: int
+    affinity_blocks: int
+    open_grants: int
+    health: SourceHealth
+    health_reason: str | None
+    sticky: bool
+    excluded: str | None
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The choice (an index into ``candidates``), or why there is none (``None``, ``reason``)."""
+    """The choice (an index into ``seats``), or why there is none (``None``, ``reason``)."""
 
-    candidates: tuple[Candidate, ...]
+    seats: Sequence[Seat]
+    pricing: Pricing
     choice: int | None
     reason: str | None = None
 
     @property
-    def chosen(self) -> Candidate:
-        """The chosen candidate. Only when there is a choice."""
+    def chosen(self) -> Seat:
+        """The chosen rank. Only when there is a choice."""
         if self.choice is None:
             raise ValueError("nothing was chosen")
-        return self.candidates[self.choice]
+        return self.seats[self.choice]
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every rank with the terms of its cost, for those who want to know why. Made when asked for: nobody waits for
+        an answer meanwhile."""
+        return tuple(
+            Candidate(
+                worker=seat.worker,
+                rank=seat.rank,
+                cost=seat.cost,
+                parts=self.pricing.parts(seat.load, seat.blocks, seat.shared_blocks, seat.affinity_blocks),
+                blocks=seat.blocks,
+                open_grants=seat.open_grants,
+                health=seat.health,
+                health_reason=seat.health_reason,
+                sticky=seat.sticky,
+                excluded=seat.excluded,
+            )
+            for seat in self.seats
+        )
 
 
 def place(
@@ -98,94 +159,87 @@ def place(
     excluded: tuple[str, ...] = (),
 ) -> Placement:
     """Score every rank of ``workers`` and choose one."""
-    loads = [(worker, rank, load_of(worker, rank, ledger)) for worker in workers for rank in worker.ranks]
-    least = min((load.prefill_tokens for worker, _, load in loads if worker.placeable), default=0)
-    candidates: list[Candidate] = []
-    for worker, rank, load in loads:
-        view = _view(worker, rank, prompt, index, preference)
-        blind = view.health == "blind"
-        value, parts = cost(
-            weights,
-            prompt,
-            load,
-            blocks=view.blocks,
-            shared_blocks=0 if blind else shared_run(index.shared, view.blocks.reach),
-            affinity_blocks=preference.affinity_blocks if blind and view.sticky else 0,
-            least_prefill_tokens=least,
-        )
-        open_grants = ledger.account(worker.name, rank).requests
-        candidates.append(
-            Candidate(
-                worker=worker.name,
-                rank=rank,
-                cost=value,
-                parts=parts,
-                blocks=view.blocks,
-                open_grants=open_grants,
-                health=view.health,
-                health_reason=view.reason,
-                sticky=view.sticky,
-                excluded=_excluded(worker, open_grants, max_grants_per_rank, excluded),
+    pricing = Pricing(weights, prompt, _least_prefill(workers, ledger) if weights.overlap_score_credit_decay else 0)
+    seats: list[Seat] = []
+    matches, shared, price, accounts = index.matches, index.shared, pricing.total, ledger.by_seat
+    sizes = (None, prompt.block_size)
+    for worker in workers:
+        name, foreign = worker.name, worker.foreign
+        misfit = index.unit == "tokens" and worker.state.profile.block_size not in sizes
+        barred = "failed_before" if name in excluded else None if worker.placeable else worker.state.health
+        for seat in worker.seats:
+            rank, ours = seat[1], accounts.get(seat)
+            load, open_grants = foreign.get(rank, IDLE), 0
+            if ours is not None and ours.requests:
+                load, open_grants = load_beside(load, ours), ours.requests
+            health, reason, blocks = _view(None if matches is None else matches.get(seat), index, misfit)
+            sticky = name == preference.worker and preference.rank in (None, rank)
+            pages = shared_run(shared, blocks.reach) if shared and health != "blind" else 0
+            affinity = preference.affinity_blocks if sticky and _is_unknown(health, blocks) else 0
+            full = "at_limit" if open_grants >= max_grants_per_rank else None
+            seats.append(
+                Seat(
+                    name,
+                    rank,
+                    price(load, blocks, pages, affinity),
+                    load,
+                    blocks,
+                    pages,
+                    affinity,
+                    open_grants,
+                    health,
+                    reason,
+                    sticky,
+                    barred or full,
+                )
             )
-        )
-    choice = _choose(candidates, prompt, preference, choose)
-    return Placement(tuple(candidates), choice, None if choice is not None else _no_choice(candidates))
+    choice = _choose(seats, prompt, preference, choose)
+    return Placement(seats, pricing, choice, None if choice is not None else _no_choice(seats))
 
 
-def _excluded(worker: Worker, open_grants: int, limit: int, excluded: tuple[str, ...]) -> str | None:
-    if worker.name in excluded:
-        return "failed_before"
-    if not worker.placeable:
-        return worker.state.health
-    if open_grants >= limit:
-        return "at_limit"
-    return None
+def _least_prefill(workers: Sequence[Worker], ledger: Ledger) -> int:
+    loads = (load_of(worker, rank, ledger) for worker in workers if worker.placeable for _, rank in worker.seats)
+    return min((load.prefill_tokens for load in loads), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What is known of one rank's cache for this prompt, and whether it is the preferred rank."""
-
-    health: SourceHealth
-    reason: str | None
-    blocks: TierBlocks
-    sticky: bool
-
-
-def _view(worker: Worker, rank: int, prompt: Prompt, index: IndexView, preference: Preference) -> _View:
-    sticky = worker.name == preference.worker and preference.rank in (None, rank)
-    if worker.state.profile.block_size not in (None, prompt.block_size):
-        return _View("blind", "block_size", _NOTHING, sticky)
-    if index.matches is None:
-        return _View("blind", index.reason, _NOTHING, sticky)
-    match = index.matches.get((worker.name, rank))
+def _view(match: WorkerMatch | None, index: IndexView, misfit: bool) -> tuple[SourceHealth, str | None, TierBlocks]:
+    """What is known of one rank's cache for this prompt."""
+    if misfit:
+        return "blind", "block_size", _NOTHING
     if match is None:
-        return _View("blind", "no_source", _NOTHING, sticky)
-    return _View(match.health, match.reason, _NOTHING if match.health == "blind" else match.blocks, sticky)
+        return "blind", index.reason if index.matches is None else "no_source", _NOTHING
+    health = match.health
+    return health, match.reason, _NOTHING if health == "blind" else match.blocks
 
 
-def _choose(candidates: Sequence[Candidate], prompt: Prompt, preference: Preference, choose: Choose) -> int | None:
-    eligible = [(each.cost or 0.0, place) for place, each in enumerate(candidates) if each.excluded is None]
+def _choose(seats: Sequence[Seat], prompt: Prompt, preference: Preference, choose: Choose) -> int | None:
+    eligible = [(seat.cost, place) for place, seat in enumerate(seats) if seat.excluded is None]
     if not eligible:
         return None
     best = min(eligible)[0]
     if preference.worker is not None:
-        own = [pair for pair in eligible if candidates[pair[1]].sticky]
+        own = [pair for pair in eligible if seats[pair[1]].sticky]
         if own:
             least, place = min(own)
-            if least <= best + preference.margin * _held(candidates[place], prompt, preference) + EQUAL:
+            if least <= best + preference.margin * _held(seats[place], prompt, preference) + EQUAL:
                 eligible, best = own, least
     tied = [place for value, place in eligible if value <= best + EQUAL]
     return tied[0] if len(tied) == 1 else tied[choose(len(tied))]
 
 
-def _held(candidate: Candidate, prompt: Prompt, preference: Preference) -> float:
+def _held(seat: Seat, prompt: Prompt, preference: Preference) -> float:
     """Blocks of the prompt on the preferred rank: what the index says, else what the session left there."""
-    if candidate.health != "blind":
-        return max(candidate.blocks.reach, preference.affinity_blocks if preference.fresh else 0)
-    return preference.affinity_blocks or prompt.request_blocks
+    if seat.health == "blind":
+        return preference.affinity_blocks or prompt.request_blocks
+    trusted = preference.fresh or _is_unknown(seat.health, seat.blocks)
+    return max(seat.blocks.reach, preference.affinity_blocks if trusted else 0)
 
 
-def _no_choice(candidates: Sequence[Candidate]) -> str:
+def _is_unknown(health: SourceHealth, blocks: TierBlocks) -> bool:
+    """Blind, or approximate without a trace of the prompt: it may have been sent there before anybody took notes."""
+    return health == "blind" or (health == "approximate" and blocks.reach == 0)
+
+
+def _no_choice(seats: Sequence[Seat]) -> str:
     """Why nothing could be chosen: ``at_limit`` when a place will come free, else ``no_worker``."""
-    return "at_limit" if any(each.excluded == "at_limit" for each in candidates) else "no_worker"
+    return "at_limit" if any(each.excluded == "at_limit" for each in seats) else "no_worker"

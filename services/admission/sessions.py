@@ -114,7 +114,8 @@ class SessionTable:
             changes.append(SessionChange(session, "opened"))
             self.id_characters += _id_characters(identity)
         self._touch(session, now)
-        self.id_characters += _id_characters(identity) - _id_characters(session.identity)
+        if session.identity != identity:
+            self.id_characters += _id_characters(identity) - _id_characters(session.identity)
         session.identity, session.model = identity, model
         session.state = TRANSITIONS[session.state, SessionEvent.TURN_BEGAN]
         session.in_flight += 1

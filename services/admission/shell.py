@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from bus import subjects
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.facts import GapCounter, subject_family
-from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints
+from bus.interface import TURN_S, Bus, BusMessage, Endpoint, ServedEndpoints
 from bus.leadership import Leadership
 from bus.log import EventLog
 from bus.rows import RowCollector, RowPublisher
@@ -24,13 +25,14 @@ from schemas.base import BadMessageError, Fact, from_json, from_msgpack, to_json
 from schemas.decision import Decision
 from schemas.index import MatchReply
 from schemas.ingress import IngressState
+from schemas.placed import Placed
 from schemas.policy import RouteAnswer
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
 from schemas.session import SessionFact
 from schemas.worker import WorkerState
 from services.admission.config import AdmissionSettings
 from services.admission.core import Core
-from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply, WriteRow
+from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, PublishDecision, Reply, WriteRow
 from services.admission.events import (
     Accepted,
     AdmitAsked,
@@ -50,11 +52,15 @@ from services.admission.events import (
     WorkerStated,
 )
 from services.admission.metrics import AdmissionMetrics
+from services.admission.shell_index import OwnIndex, OwnIndexError
 
 log = EventLog(__name__)
 
 LEADER_KEY = "admission"
 TICK_S = 0.1
+_OF_ASKS = (AdmitAsked, MatchAnswered, MatchFailed, PolicyAnswered, PolicyFailed)
+"""Events that end in an answer to an ask."""
+
 M = TypeVar("M")
 F = TypeVar("F", bound=Fact)
 
@@ -75,21 +81,33 @@ class AdmissionService:
         self._leadership: Leadership
         self._served: ServedEndpoints | None = None
         self._request_facts: dict[str, Callable[[BusMessage], None]] = {}
+        self._own = OwnIndex(settings) if settings.index == "own" else None
+        self._loop: asyncio.AbstractEventLoop
+        self._unsaid: list[Publish | PublishDecision] = []
+        self._events: deque[Event] = deque()
+        self._questions: deque[AskIndex] = deque()  # to our own index; as many at most as may be open
+        self._answers_later = False
+        self._handling = False
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Listen to facts first, then answer, then try to lead."""
         self._bus, self._tasks = bus, tasks
+        self._loop = asyncio.get_running_loop()
         self._registry.register(self._metrics)
         self._rows = RowPublisher(bus, tasks)
         self._row_metrics = RowCollector(self._rows)
         self._registry.register(self._row_metrics)
-        await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, WorkerStated))
+        if self._own is not None:
+            self._registry.register(self._own)
+            await self._own.start(bus, tasks)
+            await bus.subscribe(f"{subjects.ROOT}.placed.*", self._on_placed)
+        await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, self._worker_stated))
         await bus.subscribe(f"{subjects.ROOT}.ingress.state.*", self._facts(IngressState, IngressStated))
         self._request_facts = {
             "accepted": self._facts(RequestAccepted, Accepted),
             "dispatched": self._facts(RequestDispatched, Dispatched),
             "first_token": self._facts(RequestFirstToken, FirstToken),
-            "end": self._facts(RequestEnd, Ended),
+            "end": self._facts(RequestEnd, self._ended),
         }
         # One subscription for all of a request's life: its facts come in the order they were sent.
         await bus.subscribe(f"{subjects.ROOT}.request.*.*", self._on_request_fact)
@@ -98,7 +116,7 @@ class AdmissionService:
             Endpoint("admit", f"{subjects.ROOT}.admit.*", self._on_admit, queue=""),
             Endpoint("cancel", f"{subjects.ROOT}.admit.cancel.*", self._on_cancel, queue=""),
         ]
-        metadata = {"instance": self._settings.instance}
+        metadata = {"instance": self._settings.instance, "index": self._settings.index}
         if self._settings.route_policy:
             metadata["route_policy"] = self._settings.route_policy
         self._served = await bus.serve(
@@ -124,13 +142,19 @@ class AdmissionService:
         """Ready once it leads or knows that another may, and has listened to facts for a while."""
         if not self._leadership.settled:
             return "leadership_unknown"
-        return "warming_up" if time.time() < self._core.state.warm_at else None
+        if time.time() < self._core.state.warm_at:
+            return "warming_up"
+        return self._own.not_ready() if self._own is not None else None
 
     async def stop(self, timeout_s: float) -> None:
         """Give the lead back at once, so that a standby takes over while rows are still being written."""
         await self._leadership.give_back()
+        self._say()
         if self._served is not None:
             await self._served.stop()
+        if self._own is not None:
+            self._own.stop()
+            self._registry.unregister(self._own)
         await self._rows.drain(timeout_s)
         self._registry.unregister(self._metrics)
         self._registry.unregister(self._row_metrics)
@@ -154,12 +178,29 @@ class AdmissionService:
         if handler is not None:
             handler(message)
 
+    def _worker_stated(self, state: WorkerState) -> WorkerStated:
+        if self._own is not None:
+            self._own.worker_stated(state)
+        return WorkerStated(state)
+
+    def _ended(self, end: RequestEnd) -> Ended:
+        if self._own is not None:
+            self._own.ended(end)
+        return Ended(end)
+
     def _on_decision(self, message: BusMessage) -> None:
         if self._core.leading:
             return  # our own
         decision = self._decode(message, Decision, from_json)
         if decision is not None:
             self._handle(Decided(decision))
+
+    def _on_placed(self, message: BusMessage) -> None:
+        """What others sent where: another leader, or an ingress by itself."""
+        fact = self._decode(message, Placed, from_msgpack)
+        own = fact is not None and (fact.source, fact.epoch) == (self._settings.instance, self._core.epoch)
+        if fact is not None and self._own is not None and not own:
+            self._own.placed(fact)
 
     def _on_admit(self, message: BusMessage) -> None:
         if not message.reply or not self._core.leading:
@@ -193,25 +234,83 @@ class AdmissionService:
     # Out
 
     def _handle(self, event: Event) -> None:
-        if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
-            self._core.handle(LeadershipChanged(None), time.time())
-        for effect in self._core.handle(event, time.time()):
-            self._carry_out(effect)
+        """Take in one event and carry out its effects; events that come of them follow when all are carried out."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            self._handle_all()
+            if not self._answers_later:
+                self._answer()
+        finally:
+            self._handling = False
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _handle_all(self) -> None:
+        while self._events:
+            now = time.time()
+            if self._core.leading and not self._leads():  # we slept through the lease: another leads by now
+                self._core.handle(LeadershipChanged(None), now)
+            event = self._events.popleft()
+            if self._unsaid and not isinstance(event, _OF_ASKS):
+                self._say()
+            for effect in self._core.handle(event, now):
+                self._carry_out(effect, now)
+            if self._unsaid and not self._events and not isinstance(event, _OF_ASKS):
+                self._say()
+
+    def _answer(self) -> None:
+        """Our own index answers at once; where a whole line may begin, a few in each turn of the loop."""
+        due = self._loop.time() + TURN_S
+        while self._own is not None and self._questions:
+            if self._loop.time() >= due:
+                self._answers_later = True
+                self._loop.call_soon(self._answer_more)
+                return
+            self._events.append(self._own_answer(self._own, self._questions.popleft(), time.time()))
+            self._handle_all()
+
+    def _answer_more(self) -> None:
+        self._answers_later = False
+        self._handling = True
+        try:
+            self._answer()
+        finally:
+            self._handling = False
+
+    def _carry_out(self, effect: Effect, now: float) -> None:
         match effect:
             case Reply(reply_to, message):
                 self._publish(reply_to, to_msgpack(message))
-            case Publish(fact):
-                if isinstance(fact, Decision):
-                    self._metrics.granted(fact)
-                self._publish(_subject(fact), to_json(fact))
+            case Publish() | PublishDecision():
+                if isinstance(effect, Publish) and isinstance(effect.fact, Placed) and self._own is not None:
+                    self._own.placed(effect.fact)
+                if not self._unsaid:
+                    # Answers go first: the bus client has written them when the loop comes to its next turn.
+                    self._loop.call_soon(self._say)
+                self._unsaid.append(effect)
+            case AskIndex() if self._own is not None:
+                self._questions.append(effect)
             case AskIndex():
                 self._tasks.start(f"index-{effect.ticket}", self._ask_index(effect))
             case AskPolicy():
                 self._tasks.start(f"policy-{effect.ticket}", self._ask_policy(effect))
             case WriteRow(row, model, session, message_id):
                 self._rows.publish(subjects.trace("request_end", model, session), to_json(row), message_id)
+
+    def _say(self) -> None:
+        """Publish the facts that waited for the answers before them, in their order."""
+        unsaid, self._unsaid = self._unsaid, []
+        if self._core.leading and not self._leads():
+            return  # we slept; whoever leads by now says what it finds
+        for effect in unsaid:
+            if isinstance(effect, PublishDecision):
+                decision = effect.fact()
+                self._metrics.granted(decision)
+                self._publish(subjects.decision(decision.worker), to_json(decision))
+            else:
+                fact = effect.fact
+                self._publish(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
 
     def _publish(self, subject: str, payload: bytes) -> None:
         """One message; what cannot be sent is counted and takes nothing else with it."""
@@ -221,6 +320,12 @@ class AdmissionService:
             reason = error.reason if isinstance(error, BusError) else "bad_subject"
             self._metrics.publish_failed[reason] += 1
             log.warning("publish_failed", subject=subject, reason=reason)
+
+    def _own_answer(self, own: OwnIndex, effect: AskIndex, now: float) -> MatchAnswered | MatchFailed:
+        try:
+            return MatchAnswered(effect.ticket, own.match(effect.question, now))
+        except OwnIndexError as error:
+            return MatchFailed(effect.ticket, error.reason)
 
     async def _ask_index(self, effect: AskIndex) -> None:
         try:
@@ -252,9 +357,9 @@ class AdmissionService:
             self._handle(PolicyAnswered(effect.ticket, chosen))
 
 
-def _subject(fact: Decision | SessionFact | RequestEnd) -> str:
-    if isinstance(fact, Decision):
-        return subjects.decision(fact.worker)
+def _subject(fact: Placed | SessionFact | RequestEnd) -> str:
+    if isinstance(fact, Placed):
+        return subjects.placed(fact.worker)
     if isinstance(fact, SessionFact):
         return subjects.session(fact.state, fact.session.text())
     return subjects.request("end", fact.model)

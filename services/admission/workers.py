@@ -18,25 +18,36 @@ PLACEABLE: frozenset[WorkerHealth] = frozenset({"ready", "mismatch"})
 """``mismatch`` (its events contradict its profile) is placed by load only: the index calls it blind."""
 
 
+IDLE = Load()
+
+
 @dataclass(slots=True)
 class Worker:
-    """One engine. ``foreign``: load of each rank that our own grants do not explain, as of the last scrape."""
+    """One engine. ``foreign``: load of each rank that our own grants do not explain, as of the last scrape.
+
+    ``process``: the engine's process that a bridge named last; one that has just begun does not know it yet.
+    ``seats``: its ranks as (worker, rank). Like ``name`` and ``placeable`` they follow from ``state``, and are at hand
+    because every decision walks over all of them.
+    """
 
     state: WorkerState
     seen: float
     foreign: dict[int, Load] = field(default_factory=dict)
+    process: str = ""
+    name: str = field(init=False)
+    placeable: bool = field(init=False)
+    seats: tuple[tuple[str, int], ...] = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.state.worker
+    def __post_init__(self) -> None:
+        self.name = self.state.worker
+        self.process = self.state.incarnation or self.process
+        self.placeable = self.state.health in PLACEABLE
+        self.seats = tuple((self.name, rank) for rank in range(max(self.state.profile.ranks, 1)))
 
-    @property
-    def ranks(self) -> range:
-        return range(max(self.state.profile.ranks, 1))
-
-    @property
-    def placeable(self) -> bool:
-        return self.state.health in PLACEABLE
+    def stated(self, state: WorkerState, seen: float, foreign: dict[int, Load]) -> None:
+        """A newer heartbeat."""
+        self.state, self.seen, self.foreign = state, seen, foreign
+        self.__post_init__()
 
 
 class Fleet:
@@ -46,6 +57,7 @@ class Fleet:
         self._foreign_request_tokens = foreign_request_tokens
         self._workers: dict[str, Worker] = {}
         self._by_model: dict[str, list[Worker]] = {}
+        self._salt_rules: dict[str, str | None] = {}
         self._models_seen: set[str] = set()
         self.refused = 0
 
@@ -61,6 +73,16 @@ class Fleet:
     def serving(self, model: str) -> list[Worker]:
         """Workers of this model, healthy or not, by name."""
         return self._by_model.get(model, [])
+
+    def salt_rule(self, model: str) -> str | None:
+        """The rule that all workers of this model agree on, if they do."""
+        if model in self._salt_rules:
+            return self._salt_rules[model]
+        rules = {worker.state.profile.salt_rule for worker in self.serving(model)}
+        rule = next(iter(rules)) if len(rules) == 1 else None
+        if rules:
+            self._salt_rules[model] = rule
+        return rule
 
     def known(self, model: str) -> bool:
         """Whether any worker has ever served this model."""
@@ -79,14 +101,14 @@ class Fleet:
         if before is None and len(self._workers) >= MAX_WORKERS:
             self.refused += 1
             return False
-        restarted = before is not None and before.state.incarnation != state.incarnation
+        restarted = before is not None and before.process != "" and state.incarnation not in ("", before.process)
         foreign = {load.rank: self._foreign(state, load, ledger.mark(state.worker, load.rank)) for load in state.loads}
         if before is None:
             worker = self._workers[state.worker] = Worker(state, now, foreign)
             self._enter(worker)
         else:
             reindex = before.state.profile != state.profile
-            before.state, before.seen, before.foreign = state, now, foreign
+            before.stated(state, now, foreign)
             if reindex:
                 self._index()
         return restarted
@@ -117,10 +139,12 @@ class Fleet:
 
     def _index(self) -> None:
         self._by_model = {}
+        self._salt_rules.clear()
         for worker in sorted(self._workers.values(), key=lambda each: each.name):
             self._enter(worker)
 
     def _enter(self, worker: Worker) -> None:
+        self._salt_rules.clear()
         for model in dict.fromkeys((worker.state.profile.model, *worker.state.profile.models)):
             insort(self._by_model.setdefault(model, []), worker, key=lambda each: each.name)
             if len(self._models_seen) >= MAX_MODELS:
@@ -130,10 +154,11 @@ class Fleet:
 
 def load_of(worker: Worker, rank: int, ledger: Ledger) -> Load:
     """Load of one rank: our own open grants first, then what the last scrape showed beyond them (D1)."""
-    ours = ledger.account(worker.name, rank)
-    foreign = worker.foreign.get(rank)
-    if foreign is None:
-        return Load(ours.requests, ours.prefill_tokens, ours.blocks)
+    return load_beside(worker.foreign.get(rank, IDLE), ledger.account(worker.name, rank))
+
+
+def load_beside(foreign: Load, ours: RankAccount) -> Load:
+    """What our own grants of a rank and the load that is not ours weigh together."""
     return Load(
         ours.requests + foreign.requests,
         ours.prefill_tokens + foreign.prefill_tokens,

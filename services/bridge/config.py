@@ -24,8 +24,10 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     endpoints, likewise. ``kv_events_bind``: the engine connects to us, so we bind ``kv_events``. ``block_size``:
     tokens a block is expected to have; ``None``: what the engine declares. ``identify_timeout_s``: how long batches
     wait, after the socket was lost, for the page that says which process sends them. ``probe_after_s``: silence
-    after which the replay socket is asked for a lost tail. ``hold_limit``: batches that wait for a hole before them
-    to be filled, or for a dump of the index to end. Times in seconds, limits in batches.
+    after which the replay socket is asked for a lost tail. ``checkpoint_interval_s`` and ``checkpoint_batches``: how
+    old the index in the object store may become that a restarted bridge begins with: well within the engine's replay
+    buffer, which has 10,000 batches by default. ``hold_limit``: batches that wait for a hole before them to be filled,
+    or for a dump of the index to end. Times in seconds, limits in batches.
     """
 
     engine_url: str = ""
@@ -48,6 +50,8 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     replay_retry_s: float = 1.0
     probe_after_s: float = 10.0
     identify_timeout_s: float = 5.0
+    checkpoint_interval_s: float = 30.0
+    checkpoint_batches: int = 2_000
     handover_limit: int = 16_384
     hold_limit: int = 16_384
     max_blocks: int = 4_000_000
@@ -105,6 +109,8 @@ _POSITIVE = (
     "replay_retry_s",
     "probe_after_s",
     "identify_timeout_s",
+    "checkpoint_interval_s",
+    "checkpoint_batches",
     "handover_limit",
     "hold_limit",
     "max_blocks",

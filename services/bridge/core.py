@@ -11,15 +11,17 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.facts import FactNumbers
-from kvcore import ApplyResult, BadBatchError, IndexLimits, decode_batch
+from kvcore import ApplyResult, BadBatchError, IndexLimits, PreparedRanks, decode_batch
 from kvcore.dump import Steps
 from schemas.base import to_json
 from schemas.hint import HintResult
-from schemas.kv import Dialect, KvHeaders, RankMark
+from schemas.kv import Dialect, KvHeaders
 from schemas.worker import WorkerHealth, WorkerState
+from services.bridge.checkpoint import Checkpoint, RankCheckpoint, Restorable
 from services.bridge.config import BridgeSettings
 from services.bridge.effects import (
     BridgeEffect,
+    Discard,
     Discover,
     FetchReplay,
     Publish,
@@ -33,6 +35,7 @@ from services.bridge.engine import EngineView
 from services.bridge.events import (
     Beat,
     BridgeEvent,
+    CheckpointRead,
     EngineBatch,
     EngineConnected,
     EngineDisconnected,
@@ -46,7 +49,7 @@ from services.bridge.events import (
 )
 from services.bridge.hints import judge
 from services.bridge.own_index import OwnIndex
-from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed
+from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed, Resume
 
 HEADERS_ROOM = 1024
 """Bytes of a message kept free for headers and subject."""
@@ -64,10 +67,17 @@ class BridgeCounters:
 
 
 class BridgeCore:
-    """One engine. ``epoch``: Unix ms of the bridge's start; ``max_payload``: bytes of one bus message."""
+    """One engine. ``epoch``: Unix ms of the bridge's start; ``max_payload``: bytes of one bus message; ``previous``:
+    incarnations that an earlier bridge named last; ``restores``: `CheckpointRead` will come, and is waited for."""
 
     def __init__(
-        self, settings: BridgeSettings, epoch: int, max_payload: int, previous: dict[int, str] | None = None
+        self,
+        settings: BridgeSettings,
+        epoch: int,
+        max_payload: int,
+        previous: dict[int, str] | None = None,
+        *,
+        restores: bool = False,
     ) -> None:
         self.worker = settings.worker_id
         self.counters = BridgeCounters()
@@ -88,6 +98,8 @@ class BridgeCore:
         self._settings = settings
         self._room = max_payload - HEADERS_ROOM
         self._previous = previous or {}
+        self._restoring = restores
+        self._restorable: Restorable | None = None
         self._rejected_by_rank: Counter[int] = Counter()
         self._numbers = FactNumbers(settings.instance or "bridge-1", epoch)
         self._discovering = False
@@ -114,6 +126,12 @@ class BridgeCore:
                 self.engine.scrape_failed(event.reason)
             case SourcesFound():
                 self._found(event, effects)
+            case CheckpointRead():
+                self._restoring = False
+                self._restorable = event.restorable
+                for rank, feed in self.feeds.items():
+                    feed.checkpoint = self._checkpoint_of(rank)
+                effects.append(ScrapeNow())
             case SocketsOpened():
                 self.engine.source_problem = event.problem
                 if event.problem is not None:
@@ -132,16 +150,18 @@ class BridgeCore:
         self._say_changes(now, effects)
         return effects
 
-    def snapshot(self) -> Steps[tuple[bytes, tuple[RankMark, ...]] | None]:
+    def snapshot(self) -> Steps[tuple[bytes, tuple[RankCheckpoint, ...]] | None]:
         """The index of this engine, and the batch of each rank that it stands for; in steps, between which events are
         handled as ever. ``None``: given up, too many came."""
         return self.own.dump(self.marks)
 
-    def marks(self) -> tuple[RankMark, ...]:
-        """How far each rank's stream has come."""
-        return tuple(
-            RankMark(rank=rank, incarnation=feed.incarnation, seq=feed.last) for rank, feed in self.feeds.items()
-        )
+    def marks(self) -> tuple[RankCheckpoint, ...]:
+        """How far each rank's stream has come, of those whose process is known."""
+        return tuple(feed.left_behind() for feed in self.feeds.values() if feed.incarnation)
+
+    def prepare(self, checkpoint: Checkpoint, dump: bytes) -> Steps[PreparedRanks]:
+        """The dump of a checkpoint, built aside for `Restorable`; in steps. Raises `BadDumpError`."""
+        return self.own.index.prepare(dump, {(self.worker, rank.rank) for rank in checkpoint.ranks})
 
     @property
     def blocks(self) -> int:
@@ -170,8 +190,17 @@ class BridgeCore:
         if self._sources is None and not self._discovering:
             self._discovering = True
             effects.append(Discover())
+        if self._restoring:
+            return  # whose index it is can only be told once it is there
         for feed in self.feeds.values():
             self._carry_out(feed, feed.identified(started_ms, event.asked_at, now), now, effects)
+        if self._restorable is not None and self.feeds and all(feed.base for feed in self.feeds.values()):
+            effects.append(Discard(self._restorable.prepared))
+            self._restorable = None
+
+    def _checkpoint_of(self, rank: int) -> RankCheckpoint | None:
+        """What was left of this rank, for the first feed that it has."""
+        return self._restorable.ranks.pop(rank, None) if self._restorable is not None else None
 
     def _found(self, event: SourcesFound, effects: list[BridgeEffect]) -> None:
         self._discovering = self.engine.looking = False
@@ -194,7 +223,8 @@ class BridgeCore:
             identify_timeout_s=settings.identify_timeout_s,
             probe_after_s=settings.probe_after_s,
         )
-        return RankFeed(source, rules, previous=self._previous.get(source.rank, ""))
+        rank = source.rank
+        return RankFeed(source, rules, previous=self._previous.get(rank, ""), checkpoint=self._checkpoint_of(rank))
 
     def _socket(self, event: EngineConnected | EngineDisconnected, now: float, effects: list[BridgeEffect]) -> None:
         feed = self.feeds.get(event.rank)
@@ -238,8 +268,18 @@ class BridgeCore:
                         "incarnation": feed.incarnation,
                     }
                     effects.append(Say("kv_stream_cleared", fields, warning=True))
+                case Resume():
+                    self._resume(feed, effects)
                 case Ask():
                     effects.append(FetchReplay(rank, feed.source.replay, effect.start, effect.ticket))
+
+    def _resume(self, feed: RankFeed, effects: list[BridgeEffect]) -> None:
+        rank = feed.source.rank
+        if self._restorable is not None:
+            self.own.restore(rank, self._restorable.prepared)
+        fields = {"worker": self.worker, "rank": rank, "incarnation": feed.incarnation, "seq": feed.last}
+        blocks = self.own.index.resident(self.worker, rank)
+        effects.append(Say("kv_stream_resumed", {**fields, "blocks": blocks}))
 
     def _forward(self, rank: int, batch: Forward, effects: list[BridgeEffect]) -> None:
         subject = subjects.kv(self.worker, rank)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvcore import PreparedRanks
 from services.bridge.endpoints import RankSource
 
 
@@ -53,6 +54,13 @@ class FetchReplay:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """What was restored is in use, or will not be: give back the rest."""
+
+    prepared: PreparedRanks
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """One line of the log: an event name and its fields."""
 
@@ -61,4 +69,4 @@ class Say:
     warning: bool = False
 
 
-BridgeEffect = Publish | PutWorker | ScrapeNow | Discover | Subscribe | FetchReplay | Say
+BridgeEffect = Publish | PutWorker | ScrapeNow | Discover | Subscribe | FetchReplay | Discard | Say

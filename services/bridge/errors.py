@@ -2,6 +2,7 @@
 
 BridgeError
 ├── BadEndpointError   a ZeroMQ endpoint, configured or discovered, cannot be used (the operator's fault)
+├── CheckpointError    what the bridge before left in the object store is not what it wrote (the store's fault)
 └── ScrapeError        the engine did not answer a question, or not intelligibly (the engine's fault)
 """
 
@@ -22,6 +23,12 @@ class BadEndpointError(BridgeError):
     def __init__(self, endpoint: str, problem: str) -> None:
         super().__init__(f"KV event endpoint {endpoint!r}: {problem}")
         self.endpoint = endpoint
+
+
+class CheckpointError(BridgeError):
+    """The index that the bridge before left behind cannot be used."""
+
+    reason = "checkpoint_damaged"
 
 
 class ScrapeError(BridgeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.bridge.checkpoint import Restorable
 from services.bridge.endpoints import RankSource
 from services.bridge.engine import Sight
 from services.bridge.profile import MetricsReport
@@ -79,6 +80,13 @@ class ReplayAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRead:
+    """What the bridge before left behind, or that there is nothing that can be used."""
+
+    restorable: Restorable | None
+
+
+@dataclass(frozen=True, slots=True)
 class HintReceived:
     """A command on ``tg.v1.hint.<worker>``."""
 
@@ -106,6 +114,7 @@ BridgeEvent = (
     | SourcesFound
     | SocketsOpened
     | ReplayAnswered
+    | CheckpointRead
     | HintReceived
     | Beat
     | Stopping

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvcore import ApplyResult, Batch, IndexLimits, PrefixIndex
+from kvcore import ApplyResult, Batch, IndexLimits, PrefixIndex, PreparedRanks
 from kvcore.dump import Steps
 
 APPLIED_AT_ONCE = 32
@@ -54,6 +54,14 @@ class OwnIndex:
         self._give_up()
         self._waiting.clear()
         self.index.remove_worker(self._worker)
+
+    def restore(self, rank: int, prepared: PreparedRanks) -> None:
+        """The rank as it was ``prepared``; empty where nothing was. A dump that is under way is given up."""
+        self._give_up()
+        self.clear(rank)
+        while self._waiting:
+            self._carry_out()
+        self.index.adopt(prepared, [(self._worker, rank)])
 
     def dump(self, marks: Callable[[], M]) -> Steps[tuple[bytes, M] | None]:
         """The index with the ``marks`` that it stands for, in steps of milliseconds; ``None`` when it was given up."""

@@ -3,9 +3,15 @@
 A sequence number alone does not tell a restarted engine from a running one (spec: engine-events §2.5: last before 1,
 first after 1). So whenever the rank's socket has lost its peer, its batches wait until the engine's page, asked after
 the socket stood again, has said which process it is; then they are fed to `kvcore.stream`, which finds gaps,
-duplicates and regressions. After each such pause, and now and then while the rank is silent, the replay socket is
-asked for what may have been missed (a *probe* where the process is known to be the same), because nobody announces a
-lost tail.
+duplicates and regressions. After each such pause, once more soon after it (the first batches may have come before the
+subscription was in force), and now and then while the rank is silent, the replay socket is asked for what may have been
+missed (a *probe* where the process is known to be the same), because nobody announces a lost tail. A probe begins with
+the newest batch known: an engine that has another one there is another process.
+
+Two processes never stand under one name, as long as the loss of a process's socket is seen before a page or a replay
+of the next process. A peer that goes without a word (its host lost power) breaks that order: batches of both can stand
+under one name until the socket's keep-alives fail and the next page or probe clears the rank; and for good only where
+nobody can be asked for the numbers in doubt (no replay socket, or a buffer that has lost them).
 
 Incarnations are named ``<process start, Unix ms>.<n>``: n is 0 for a stream that is complete from its number 0, and the
 Unix ms of the loss for one that goes on after lost history. So a bridge that restarts and reads the whole history
@@ -36,6 +42,7 @@ from kvcore.stream import (
     Tick,
 )
 from schemas.worker import RankStream
+from services.bridge.checkpoint import RankCheckpoint
 from services.bridge.endpoints import RankSource
 
 _RANKS_REMEMBERED = 8
@@ -68,7 +75,12 @@ class Ask:
     ticket: int
 
 
-RankEffect = Forward | Forget | Ask
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The process is the one of the checkpoint: its blocks of the rank are the bridge's index from now on."""
+
+
+RankEffect = Forward | Forget | Ask | Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +108,8 @@ class RankFeed:
     """The stream of one rank.
 
     ``base``: the process's start (Unix ms), or a stand-in where the engine hides it. ``suspect_since``: nobody knows
-    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last. ``names``:
-    the newest incarnations of this one.
+    which process sends; ``None``: known. ``previous``: the incarnation that an earlier bridge named last.
+    ``checkpoint``: what it left of this rank, until it is used. ``names``: the newest incarnations of this one.
     """
 
     source: RankSource
@@ -107,11 +119,14 @@ class RankFeed:
     connected: bool = False
     suspect_since: float | None = 0.0
     previous: str = ""
+    checkpoint: RankCheckpoint | None = None
     machine: StreamRecovery = field(init=False)
     counters: FeedCounters = field(default_factory=FeedCounters)
     _pending: deque[tuple[int, bytes]] = field(default_factory=deque)
     _pending_since: float = 0.0
     _stale: int = 0  # of those pending: from before the socket was lost last
+    _confirmed: bool = False  # a page named the process behind the socket that stands
+    _doomed: bool = False  # the page speaks of another process, the socket is still the old one's
     names: deque[str] = field(default_factory=lambda: deque(maxlen=_NAMES_REMEMBERED))
     _seen_ranks: set[int] = field(default_factory=set)
     _fresh: bool = True
@@ -121,6 +136,7 @@ class RankFeed:
     _fetch: tuple[int, int, int] | None = None  # ticket, the machine's token, start
     _unanswered: tuple[int, int] | None = None  # token, start
     _heard_at: float = 0.0
+    _probe_again_at: float | None = None
 
     def __post_init__(self) -> None:
         rules = self.rules
@@ -136,6 +152,9 @@ class RankFeed:
         self._heard_at = now
         if self.suspect_since is None:
             return self._feed(LiveBatch(seq, payload), now)
+        if self._doomed:
+            self.counters.overflowed += 1
+            return []
         if not self._pending:
             self._pending_since = now
         if len(self._pending) >= self.rules.hold_limit:
@@ -144,16 +163,17 @@ class RankFeed:
         return []
 
     def disconnected(self, now: float) -> None:
-        """The socket lost its peer."""
-        self.connected = False
-        self.suspect_since = now
+        """The socket lost its peer. One that we bound may have others."""
+        self.connected = self.connected and self.source.bind
+        self._suspect(now)
         self._stale = len(self._pending)
+        if self.source.replay:
+            self.machine.drop_held()
 
     def connected_now(self, now: float) -> None:
         """The socket stands (again); only a page asked from now on tells which process is behind it."""
         self.connected = True
-        if self.suspect_since is not None:
-            self.suspect_since = now
+        self._suspect(now)
 
     def identified(self, started_ms: int | None, asked_at: float, now: float) -> list[RankEffect]:
         """A process answered a page asked at ``asked_at``. ``started_ms`` ``None``: it does not say when it started;
@@ -162,41 +182,81 @@ class RankFeed:
         out: list[RankEffect] = []
         known = bool(self.base)
         base = str(started_ms) if started_ms is not None else self.base or f"u{round(now * 1000)}"
-        if base != self.base or started_ms is None:
-            self._drop_pending(self._stale)  # they may be of another process than the one that answered
-        if base != self.base:
-            self.base = base
-            self._name(f"{base}.0", now)
-            self._fresh = True
-            self._seen_ranks.clear()
-            if known:
-                out += self._feed(Restarted(), now)
-            if known and self.suspect_since is None and self.source.replay:
-                # Its batches went on nameless and are forgotten now: read them again, from its start.
-                self._fresh = False
-                out += self._feed(Connected(), now)
-        if self.suspect_since is None or not self.connected or asked_at < self.suspect_since:
+        other = base != self.base
+        if other or started_ms is None or self.source.replay:
+            # What waits may be of the process before. A replay brings all of the new one anyway.
+            self._drop_pending(len(self._pending) if other and known and self.source.replay else self._stale)
+        if other and not known and (kept := self._fitting(started_ms)) is not None:
+            out += self._resume(kept)
+        elif other:
+            out += self._other_process(base, known, now)
+        if self.suspect_since is None or not self.connected or self._doomed or asked_at < self.suspect_since:
             return out
-        if not self.source.replay:
-            if started_ms is None and known and not self._fresh:
-                self._name(f"{base}.0", now)
-                out += self._feed(Restarted(), now)
-        elif self._fresh or started_ms is None:
-            out += self._feed(Connected(), now)
+        if self._fresh or started_ms is None:
+            out += self._look_back(now)
         else:
             out += self._start_probe(now)
-        self._fresh = False
+        self._confirmed = True
         return out + self._release(now)
+
+    def _fitting(self, started_ms: int | None) -> RankCheckpoint | None:
+        """The checkpoint, if it may be of this process."""
+        kept, self.checkpoint = self.checkpoint, None
+        if kept is None or kept.seq < 0:
+            return None
+        if started_ms is not None:
+            return kept if kept.process == str(started_ms) else None
+        return kept if kept.process.startswith("u") and kept.fingerprint and self.source.replay else None
+
+    def _resume(self, kept: RankCheckpoint) -> list[RankEffect]:
+        self.base, self.incarnation = kept.process, kept.incarnation
+        self.names.append(kept.incarnation)
+        asked = self.source.replay and kept.fingerprint
+        self.machine.resume(kept.seq, kept.missing, int(kept.fingerprint, 16) if asked else None)
+        return [Resume()]
+
+    def _other_process(self, base: str, known: bool, now: float) -> list[RankEffect]:
+        self.base = base
+        self._name(f"{base}.0", now)
+        self._fresh = True
+        self._seen_ranks.clear()
+        self._probe = self._fetch = self._unanswered = None
+        if not known:
+            return []
+        out = self._feed(Restarted(), now)
+        if self.suspect_since is None and self._confirmed:
+            # Its socket is about to break, if it has not already; until then it brings what the old process left.
+            self._suspect(now)
+            self.connected = False
+            self._doomed = True
+        elif self.suspect_since is None:
+            # Its batches went on nameless and are forgotten now: read them again, from its start.
+            self._confirmed = True
+            self._fresh = False
+            if self.source.replay:
+                out += self._feed(Connected(), now)
+        return out
 
     def tick(self, now: float) -> list[RankEffect]:
         """Time passes: postponed fetches, batches that waited too long for a name, probes of a silent rank."""
         out: list[RankEffect] = []
-        if self._pending and now - self._pending_since >= self.rules.identify_timeout_s and self.base:
+        timeout_s = self.rules.identify_timeout_s
+        if self._doomed and self.suspect_since is not None and now - self.suspect_since >= timeout_s:
+            # It did not break: whoever is behind it, what the replay socket says counts.
+            self._doomed, self.connected, self._confirmed = False, True, True
+            out += self._look_back(now) + self._release(now)
+        elif self._pending and self.connected and self.base and now - self._pending_since >= timeout_s:
+            # Nobody says which process sends them: as of an engine that hides its start.
             self._drop_pending(self._stale)
-            out += self._release(now)
+            self._confirmed = False
+            if self.machine.last < 0:
+                self._name(f"{self.base}.{max(1, round(now * 1000))}", now)  # nothing to tell the process by
+            out += self._look_back(now) + self._release(now)
         if self.suspect_since is None and self.machine.wake_at is not None and now >= self.machine.wake_at:
             out += self._feed(Tick(), now)
-        if self.suspect_since is None and now - self._heard_at >= self.rules.probe_after_s:
+        again = self._probe_again_at is not None and now >= self._probe_again_at
+        if self.suspect_since is None and (again or now - self._heard_at >= self.rules.probe_after_s):
+            self._probe_again_at = None
             out += self._start_probe(now)
         return out
 
@@ -218,15 +278,14 @@ class RankFeed:
             elif self._fetch is not None and ticket == self._fetch[0]:
                 self._unanswered, self._fetch = self._fetch[1:], None
         elif ticket == self._probe:
-            news = [(seq, payload) for seq, payload in batches if seq > self.machine.last]
-            if news and not self._probe_found:
-                self.counters.probes_found += 1
-                self._probe_found = True
             if not more:
                 self._probe = None
-            for seq, payload in news:
-                # Not below the last one: that would be taken for a restart.
-                if seq > self.machine.last:
+            for seq, payload in batches:
+                # Below the last one only what contradicts it, which is a restart.
+                if seq > self.machine.last or self.machine.contradicts(seq, payload):
+                    if not self._probe_found:
+                        self.counters.probes_found += 1
+                        self._probe_found = True
                     out += self._feed(LiveBatch(seq, payload), now)
         elif (fetch := self._fetch) is not None and ticket == fetch[0]:
             token = fetch[1]
@@ -246,6 +305,17 @@ class RankFeed:
         """A batch named its data-parallel rank. Two names on one socket mean that two ranks share a port (A13)."""
         if len(self._seen_ranks) < _RANKS_REMEMBERED:
             self._seen_ranks.add(rank)
+
+    def left_behind(self) -> RankCheckpoint:
+        """What the bridge's index of this rank stands for, when it has everything that was forwarded."""
+        machine = self.machine
+        return RankCheckpoint(
+            rank=self.source.rank,
+            incarnation=self.incarnation,
+            seq=machine.last,
+            missing=machine.incomplete,
+            fingerprint="" if machine.fingerprint is None else f"{machine.fingerprint:016x}",
+        )
 
     # What it looks like from outside
 
@@ -287,10 +357,30 @@ class RankFeed:
         self.counters.overflowed += count
         self._stale = max(0, self._stale - count)
 
+    def _suspect(self, now: float) -> None:
+        """From now on nobody knows which process sends."""
+        if self._doomed:
+            self._doomed = False
+            self._drop_pending(len(self._pending))
+        self.suspect_since = now
+
+    def _look_back(self, now: float) -> list[RankEffect]:
+        """Whether the process is the one that published the newest batch known, and what it has published since. Where
+        nobody can be asked it is taken for another one."""
+        fresh, self._fresh = self._fresh, False
+        self._probe = None
+        if self.source.replay:
+            return self._feed(Connected(), now)
+        if fresh or (self.machine.last < 0 and not self.machine.held):
+            return []
+        self._name(f"{self.base}.0", now)
+        return self._feed(Restarted(), now)
+
     def _release(self, now: float) -> list[RankEffect]:
         self.suspect_since = None
         self._stale = 0
         self._heard_at = now
+        self._probe_again_at = now + self.rules.replay_retry_s
         out: list[RankEffect] = []
         if self._unanswered is not None:
             token, start = self._unanswered
@@ -310,7 +400,7 @@ class RankFeed:
         self._probe = self._ticket
         self._probe_found = False
         self.counters.probes += 1
-        return [Ask(self.machine.last + 1, self._ticket)]
+        return [Ask(max(0, self.machine.last), self._ticket)]
 
     def _name(self, incarnation: str, now: float) -> None:
         """Begin an incarnation. A name that stood for something else already would hide the change."""
@@ -339,10 +429,12 @@ class RankFeed:
                     case Fetch():
                         if self.source.replay:
                             self._ticket += 1
-                            self._fetch = (self._ticket, effect.token, effect.from_seq)
+                            # From the newest batch known on: whoever has another one there is another process.
+                            start = max(0, min(effect.from_seq, self.machine.last))
+                            self._fetch = (self._ticket, effect.token, start)
                             self._unanswered = None
                             self._probe = None
-                            out.append(Ask(effect.from_seq, self._ticket))
+                            out.append(Ask(start, self._ticket))
                         else:
                             waiting.append(FetchFailed(effect.token, _NO_REPLAY, retry=False))
                     case StateChanged():

@@ -28,6 +28,9 @@ class IndexerSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     parity_alarm_ratio: float = _REPLICA.parity_alarm_ratio
     parity_floor_tokens: int = _REPLICA.parity_floor_tokens
     silent_requests: int = _REPLICA.silent_requests
+    approximate_ttl_s: float = _REPLICA.approximate_ttl_s
+    approximate_blocks: int = _REPLICA.approximate_blocks
+    approximate_max_blocks: int = _REPLICA.approximate_max_blocks
     sessions: int = 16_384
     session_bytes: int = 64 * 1024 * 1024
 

@@ -14,11 +14,12 @@ from bus import subjects
 from replica.core import HASH_BYTES, Replica
 from replica.effects import SourceChanged
 from replica.errors import BadQuestionError
+from replica.events import PromptPlaced
 from schemas.base import UNDECODABLE, BadMessageError, from_json, to_json
 from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
 from services.indexer.config import IndexerSettings
 from services.indexer.effects import IndexerEffect, Publish
-from services.indexer.events import DecisionSeen, IndexerEvent
+from services.indexer.events import IndexerEvent
 from services.indexer.sessions import SessionTable
 
 MAX_SESSIONS = 1000
@@ -42,10 +43,8 @@ class IndexerCore:
     def handle(self, event: IndexerEvent, now: float) -> list[IndexerEffect]:
         """What to do about ``event``, in this order. ``now``: Unix seconds."""
         match event:
-            case DecisionSeen():
-                decision = event.decision
-                identity = decision.identity
-                self.sessions.placed(identity.key, identity.parent, decision.model, decision.worker, decision.rank)
+            case PromptPlaced():
+                self.sessions.placed(event.placed)
                 return []
             case SourceChanged():
                 return [self._fact(event, now)]
@@ -59,8 +58,6 @@ class IndexerCore:
             self.bad_questions += 1
             reason = getattr(error, "reason", BadMessageError.reason)
             return _reply_encoder.encode(MatchReply(indexer=self.name, error=f"{reason}: {error}"))
-        if request.session is not None and request.chain:
-            self.sessions.asked(request.session, request.model, request.block_size, request.chain)
         return _reply_encoder.encode(reply)
 
     def session(self, payload: bytes, now: float) -> bytes:
@@ -81,7 +78,7 @@ class IndexerCore:
         known = self.sessions.get(query.session)
         if known is None:
             return to_json(SessionResidency(session=query.session, error="unknown_session"))
-        asked = MatchRequest(model=known.model, block_size=known.block_size, chain=known.chain)
+        asked = MatchRequest(model=known.model, block_size=known.block_size, chain=known.chain, unit=known.unit)
         reply = self.replica.match(asked, now)
         return to_json(
             SessionResidency(
@@ -90,6 +87,7 @@ class IndexerCore:
                 depth=known.depth,
                 parent=known.parent,
                 resident=tuple(match for match in reply.matches if match.blocks.reach),
+                unit=known.unit,
             )
         )
 

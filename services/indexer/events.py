@@ -1,18 +1,8 @@
-"""What happens to an indexer beside its replica (whose events are `replica.events`)."""
+"""What an indexer's core hears of its replica's feed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from replica.effects import SourceChanged
-from schemas.decision import Decision
+from replica.events import PromptPlaced
 
-
-@dataclass(frozen=True, slots=True)
-class DecisionSeen:
-    """A turn was placed."""
-
-    decision: Decision
-
-
-IndexerEvent = DecisionSeen | SourceChanged
+IndexerEvent = PromptPlaced | SourceChanged

@@ -1,8 +1,9 @@
 """What the indexer knows of sessions: where each one's prefix ended last.
 
-Learned from the questions that name a session (`MatchRequest.session`, so the chain is exact) and from decisions (which
-worker, which parent). Kept for the most recently seen sessions, within a bound of sessions and of chain bytes; the
-oldest go first. A session that only decisions have named has no frontier yet.
+Learned from what is said of every turn that was placed (`schemas.placed.Placed`: whose it was, its chain, the rank that
+got it), so that every indexer knows every session. Kept for the most recently seen sessions, within a bound of sessions
+and of the bytes of their chains and names (a name is the client's, and may be long); the oldest go first. A session
+whose prompts had no chain has no frontier.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from schemas.index import ChainUnit
+from schemas.placed import Placed
 from schemas.session import SessionKey
 
 HASH_BYTES = 8
@@ -18,11 +21,13 @@ HASH_BYTES = 8
 
 @dataclass(slots=True)
 class KnownSession:
-    """One session. ``chain``: chain hashes (u64 little-endian) of its longest last prompt; ``worker``: the last one."""
+    """One session. ``chain``: chain hashes (u64 little-endian) of the last prompt that had one, over blocks of
+    ``block_size`` in ``unit``; ``worker``: the last one."""
 
     session: SessionKey
     model: str = ""
     block_size: int = 0
+    unit: ChainUnit = "tokens"
     chain: bytes = b""
     parent: SessionKey | None = None
     worker: str | None = None
@@ -32,6 +37,13 @@ class KnownSession:
     def depth(self) -> int:
         """Blocks of the chain."""
         return len(self.chain) // HASH_BYTES
+
+    @property
+    def size(self) -> int:
+        """Bytes of its chain, characters of its names."""
+        names = (self.session, self.parent)
+        named = sum(len(key.tenant) + len(key.root) + len(key.agent) for key in names if key is not None)
+        return len(self.chain) + named + len(self.model) + len(self.worker or "")
 
     @property
     def frontier(self) -> str | None:
@@ -44,30 +56,28 @@ class KnownSession:
 class SessionTable:
     """Bounded map of sessions, least recently seen first out. ``evicted`` counts what the bounds cost."""
 
-    def __init__(self, max_sessions: int, max_chain_bytes: int) -> None:
+    def __init__(self, max_sessions: int, max_bytes: int) -> None:
         self._max_sessions = max_sessions
-        self._max_chain_bytes = max_chain_bytes
+        self._max_bytes = max_bytes
         self._sessions: OrderedDict[SessionKey, KnownSession] = OrderedDict()
-        self.chain_bytes = 0
+        self.bytes = 0
         self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def asked(self, session: SessionKey, model: str, block_size: int, chain: bytes) -> None:
-        """A question about this session's chain was answered."""
-        known = self._seen(session)
-        known.model, known.block_size = model, block_size
-        self.chain_bytes += len(chain) - len(known.chain)
-        known.chain = chain
-        self._evict()
-
-    def placed(self, session: SessionKey, parent: SessionKey | None, model: str, worker: str, rank: int) -> None:
-        """A decision placed a turn of this session."""
-        known = self._seen(session)
-        known.model = known.model or model
-        known.parent = parent or known.parent
-        known.worker, known.rank = worker, rank
+    def placed(self, fact: Placed) -> None:
+        """A prompt was placed. One that does not move a session says nothing here."""
+        if fact.session is None:
+            return
+        known = self._seen(fact.session)
+        self.bytes -= known.size
+        known.parent = fact.parent or known.parent
+        known.worker, known.rank = fact.worker, fact.rank
+        if fact.chain and len(fact.chain) % HASH_BYTES == 0:
+            known.model, known.block_size, known.unit = fact.model, fact.block_size, fact.unit
+            known.chain = fact.chain
+        self.bytes += known.size
         self._evict()
 
     def get(self, session: SessionKey) -> KnownSession | None:
@@ -88,14 +98,13 @@ class SessionTable:
         known = self._sessions.get(session)
         if known is None:
             known = self._sessions[session] = KnownSession(session)
+            self.bytes += known.size
         else:
             self._sessions.move_to_end(session)
         return known
 
     def _evict(self) -> None:
-        while len(self._sessions) > self._max_sessions or (
-            self.chain_bytes > self._max_chain_bytes and len(self._sessions) > 1
-        ):
+        while len(self._sessions) > self._max_sessions or (self.bytes > self._max_bytes and len(self._sessions) > 1):
             _, gone = self._sessions.popitem(last=False)
-            self.chain_bytes -= len(gone.chain)
+            self.bytes -= gone.size
             self.evicted += 1

@@ -112,12 +112,15 @@ def check_streams(workers: Mapping[str, WorkerState]) -> list[Check]:
     return checks
 
 
+_WITHOUT_INDEXER = "nobody can be asked who holds what; decisions need one only with admission's index = ask"
+
+
 def check_index(model: str, reply: MatchReply | None) -> list[Check]:
     """What does an indexer say of each rank of a model? ``None``: it did not answer."""
     name = f"index {model}"
     if reply is None or reply.error:
         found = reply.error if reply is not None and reply.error else "no indexer answers"
-        fix = "start one: python -m services.indexer; until then decisions go by session and load"
+        fix = f"start one: python -m services.indexer; until then {_WITHOUT_INDEXER}"
         return [Check(name=name, verdict="failed", found=found, fix=fix)]
     checks = []
     for match in reply.matches:
@@ -127,6 +130,10 @@ def check_index(model: str, reply: MatchReply | None) -> list[Check]:
             checks.append(Check(name=name, verdict="ok", found=found))
         else:
             fix = "its requests are placed by session and load until it is synced; see the logs of indexer and bridge"
+            if match.health == "approximate":
+                fix = (
+                    f"its requests are placed by what was sent there; docs/operations.md says what {match.reason} means"
+                )
             checks.append(Check(name=name, verdict="warning", found=found, fix=fix))
     if not checks:
         fix = "see the bridges' logs: their events must reach the bus"
@@ -198,7 +205,7 @@ def check_policies(answering: Mapping[str, bool]) -> list[Check]:
 _SERVICES = {
     "ingress": "nothing is served",
     "bridge": "no engine is known",
-    "indexer": "decisions go by session and load",
+    "indexer": _WITHOUT_INDEXER,
     "admission": "the front door places requests by itself",
     "hints": "caches are told nothing",
     "recorder": "rows stay in the stream",

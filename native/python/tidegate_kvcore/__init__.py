@@ -1,12 +1,24 @@
 """Native twin of `kvcore`: the same names, arguments and results, from Rust.
 
 Hashing: `seed_of`, `multimodal_hash`, `local_hashes`, `chain_hashes`, `sequence_hashes_with_tail`.
-Events: `decode_batch` with `Batch`, `Stored`, `Removed`, `Cleared`. Errors: `tidegate_kvcore.errors`.
+Events: `decode_batch` with `Batch`, `Stored`, `Removed`, `Cleared`.
+Index: `PrefixIndex` with `ApplyResult`, `RankMatch`, `IndexStats`, `PreparedRanks`.
+
+Errors are those of `kvcore.errors`, bounds those of `kvcore.index.IndexLimits`: `kvcore` must be there, but is imported
+when first needed only, so that either may be imported first.
 """
 
+from collections.abc import Sequence
+
 from tidegate_kvcore._native import (
+    ApplyResult,
     Batch,
     Cleared,
+    IndexStats,
+    Matches,
+    PrefixIndex,
+    PreparedRanks,
+    RankMatch,
     Removed,
     Stored,
     chain_hashes,
@@ -16,17 +28,24 @@ from tidegate_kvcore._native import (
     seed_of,
     sequence_hashes_with_tail,
 )
-from tidegate_kvcore.errors import BadBatchError, BlockSizeError, KvCoreError, TokensError
+
+API = 1
+"""Counts changes of what is offered here that its users must know of."""
+
+Sequence.register(Matches)
 
 __all__ = [
-    "BadBatchError",
+    "API",
+    "ApplyResult",
     "Batch",
-    "BlockSizeError",
     "Cleared",
-    "KvCoreError",
+    "IndexStats",
+    "Matches",
+    "PrefixIndex",
+    "PreparedRanks",
+    "RankMatch",
     "Removed",
     "Stored",
-    "TokensError",
     "chain_hashes",
     "decode_batch",
     "local_hashes",

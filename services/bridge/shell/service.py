@@ -16,12 +16,15 @@ from bus.log import EventLog
 from bus.service import package_version
 from bus.slices import in_slices
 from bus.tasks import Tasks
+from kvcore import BadDumpError
 from schemas.base import BadMessageError, from_json
 from schemas.worker import WorkerState
+from services.bridge.checkpoint import Restorable
 from services.bridge.config import BridgeSettings
 from services.bridge.core import BridgeCore
 from services.bridge.effects import (
     BridgeEffect,
+    Discard,
     Discover,
     FetchReplay,
     Publish,
@@ -32,10 +35,11 @@ from services.bridge.effects import (
 )
 from services.bridge.endpoints import RankSource, host_of
 from services.bridge.engine import Sight
-from services.bridge.errors import BadEndpointError, ScrapeError
+from services.bridge.errors import BadEndpointError, CheckpointError, ScrapeError
 from services.bridge.events import (
     Beat,
     BridgeEvent,
+    CheckpointRead,
     HintReceived,
     ReplayAnswered,
     Scraped,
@@ -57,6 +61,7 @@ SIGHT_EVERY_S = 30.0
 """How often models and version are asked again while the engine's process stays the same (adapters come and go)."""
 
 SOCKET_RETRY_S = 2.0
+RESTORE_TIMEOUT_S = 10.0
 
 REPLAY_BATCHES = 32
 """Batches of a replay that the core gets at once."""
@@ -90,7 +95,7 @@ class BridgeService:
         self._registry = await bus.key_value(subjects.BUCKET_WORKERS)
         previous = await _previous_incarnations(self._registry, settings.worker_id)
         epoch = round(self._clock() * 1000)
-        self.core = BridgeCore(settings, epoch, bus.max_payload, previous)
+        self.core = BridgeCore(settings, epoch, bus.max_payload, previous, restores=True)
         self._collector = BridgeCollector(self.core, lambda: self._subscriber)
         REGISTRY.register(self._collector)
         objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
@@ -116,7 +121,9 @@ class BridgeService:
             ("scrape", self._scrape()),
             ("beat", self._beat()),
             ("registry", self._register()),
+            ("restore", self._restore()),
             ("snapshots", self._desk.serve()),
+            ("keep", self._desk.keep(self._settings.checkpoint_interval_s, self._settings.checkpoint_batches)),
         ]
 
     def not_ready(self) -> str | None:
@@ -187,6 +194,8 @@ class BridgeService:
                 case Subscribe():
                     self._sources = effect.sources
                     self._sources_changed.set()
+                case Discard():
+                    self._tasks.start("discard", in_slices(self.core.own.index.discard(effect.prepared)))
                 case Say():
                     (log.warning if effect.warning else log.info)(effect.event, **effect.fields)
 
@@ -217,6 +226,23 @@ class BridgeService:
         self._handle(ReplayAnswered(effect.rank, effect.ticket, (), answer.problem))
 
     # Loops
+
+    async def _restore(self) -> None:
+        """Begin with what the bridge before left behind. Whatever is wrong with it, the engine is asked instead."""
+        restorable: Restorable | None = None
+        worker = self.core.worker
+        try:
+            async with asyncio.timeout(RESTORE_TIMEOUT_S):
+                found = await self._desk.read()
+                if found is not None:
+                    checkpoint, dump = found
+                    prepared = await in_slices(self.core.prepare(checkpoint, dump))
+                    restorable = Restorable({rank.rank: rank for rank in checkpoint.ranks}, prepared)
+        except TimeoutError:
+            log.warning("checkpoint_unusable", worker=worker, reason="timeout")
+        except (BusError, BadMessageError, BadDumpError, CheckpointError) as error:
+            log.warning("checkpoint_unusable", worker=worker, reason=error.reason, detail=str(error))
+        self._handle(CheckpointRead(restorable))
 
     async def _keep_sockets(self) -> None:
         """Open the sockets that the core wants now; where ZeroMQ refuses (a port is taken), try again later."""

@@ -4,6 +4,9 @@ Askers who come while a dump is being written are answered together by the next 
 written again within `REUSE_S`: later the store may have lost it, and only who fetches it would notice. A dump is made
 in slices, between which the bridge goes on. Dumps go round through `SLOTS` keys, so that one is not overwritten while
 somebody reads it.
+
+The newest dump is also the checkpoint (`services.bridge.checkpoint`) with which the next bridge of this worker begins;
+without askers one is made now and then.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 
+from xxhash import xxh3_64_hexdigest
+
 from bus import subjects
-from bus.errors import BusError
+from bus.errors import BusError, KeyMissingError
 from bus.interface import Bus, BusMessage, ObjectStore
 from bus.log import EventLog
 from bus.slices import in_slices
-from schemas.base import to_json
-from schemas.kv import RankMark, SnapshotReply
+from schemas.base import from_json, to_json
+from schemas.kv import SnapshotReply
+from services.bridge.checkpoint import Checkpoint, RankCheckpoint
+from services.bridge.errors import CheckpointError
 
 log = EventLog(__name__)
 
@@ -27,16 +34,21 @@ REUSE_S = 1.0
 """How long a dump that has been written is taken to be still there."""
 
 MAX_WAITING = 256
+KEEP_POLL_S = 1.0
+KEEP_SHARE = 0.05
+"""Of the time, spent at most on dumps that nobody asked for."""
 
-Dump = Callable[[], Generator[None, None, tuple[bytes, tuple[RankMark, ...]] | None]]
+KEPT_S = subjects.SNAPSHOTS_TTL_S / 4
+"""A checkpoint of an idle engine is renewed before the store forgets it."""
+
+Marks = tuple[RankCheckpoint, ...]
+Dump = Callable[[], Generator[None, None, tuple[bytes, Marks] | None]]
 
 
 class SnapshotDesk:
     """``dump`` gives the index and its marks, or ``None`` when its engine was too busy for that."""
 
-    def __init__(
-        self, bus: Bus, objects: ObjectStore, worker: str, dump: Dump, marks: Callable[[], tuple[RankMark, ...]]
-    ) -> None:
+    def __init__(self, bus: Bus, objects: ObjectStore, worker: str, dump: Dump, marks: Callable[[], Marks]) -> None:
         self._bus = bus
         self._objects = objects
         self._worker = worker
@@ -46,7 +58,11 @@ class SnapshotDesk:
         self._asked = asyncio.Event()
         self._slot = 0
         self._last: SnapshotReply | None = None
+        self._kept: Marks = ()
         self._written_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._took_s = 0.0
+        self._failing = False
         self.written = 0
         self.refused = 0
 
@@ -69,38 +85,88 @@ class SnapshotDesk:
             if askers:
                 self._reply(askers, await self._answer())
 
-    async def _answer(self) -> SnapshotReply:
-        marks = self._marks()
+    async def keep(self, interval_s: float, batches: int) -> None:
+        """Make a dump now and then, for ever: the newest is at most ``interval_s`` or ``batches`` behind, as far as
+        that costs little."""
         loop = asyncio.get_running_loop()
-        if self._last is not None and self._last.marks == marks and loop.time() - self._written_at < REUSE_S:
+        began_at = loop.time()
+        while True:
+            await asyncio.sleep(min(KEEP_POLL_S, interval_s))
+            age = loop.time() - max(self._tried_at, began_at)
+            if self._bus.connected and not self._waiting and self._due(age, interval_s, batches):
+                self._waiting.append("")
+                self._asked.set()
+
+    def _due(self, age: float, interval_s: float, batches: int) -> bool:
+        marks = self._marks()
+        if not any(mark.seq >= 0 for mark in marks) or age * KEEP_SHARE < self._took_s:
+            return False
+        if marks == self._kept:
+            return age >= KEPT_S
+        before = {(mark.rank, mark.incarnation): mark.seq for mark in self._kept}
+        behind = sum(mark.seq - before.get((mark.rank, mark.incarnation), -1) for mark in marks)
+        return age >= interval_s or (behind >= batches and not self._failing)
+
+    async def read(self) -> tuple[Checkpoint, bytes] | None:
+        """What the bridge before left behind. Raises `CheckpointError`, `BadMessageError`, `BusError`."""
+        try:
+            checkpoint = from_json(await self._objects.get(self._pointer), Checkpoint)
+            dump = await self._objects.get(checkpoint.key)
+        except KeyMissingError:
+            return None
+        if xxh3_64_hexdigest(dump) != checkpoint.digest or checkpoint.worker != self._worker:
+            raise CheckpointError(f"{checkpoint.key} is not the dump that the checkpoint speaks of")
+        slots = [slot for slot in range(SLOTS) if self._key(slot) == checkpoint.key]
+        self._slot = slots[0] if slots else 0
+        self._kept = checkpoint.ranks
+        return checkpoint, dump
+
+    async def _answer(self) -> SnapshotReply:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        if self._last is not None and self._kept == self._marks() and began_at - self._written_at < REUSE_S:
             return self._last
+        self._tried_at = began_at
+        self._failing = True
         made = await in_slices(self._dump())
+        self._took_s = loop.time() - began_at
         if made is None:
             log.warning("snapshot_not_made", worker=self._worker, reason="index_busy")
             return SnapshotReply(worker=self._worker, error="index_busy")
-        dump, marks = made
+        dump, kept = made
         self._slot = (self._slot + 1) % SLOTS
         key = self._key(self._slot)
+        checkpoint = Checkpoint(worker=self._worker, key=key, digest=xxh3_64_hexdigest(dump), ranks=kept)
         try:
             await self._objects.put(key, dump)
+            await self._objects.put(self._pointer, to_json(checkpoint))
         except BusError as error:
             log.warning("snapshot_not_written", worker=self._worker, reason=error.reason, size=len(dump))
             return SnapshotReply(worker=self._worker, error=error.reason)
         self.written += 1
+        self._failing = False
+        self._kept = kept
         self._written_at = loop.time()
+        self._took_s = self._written_at - began_at
         self._last = SnapshotReply(
             worker=self._worker,
             bucket=subjects.OBJECTS_SNAPSHOTS,
             key=key,
             size_bytes=len(dump),
-            marks=marks,
+            marks=tuple(rank.mark for rank in kept),
         )
         return self._last
 
     async def clear(self) -> None:
-        """The worker leaves: its dumps would stay in the store for ever. Raises `BusError`."""
+        """The worker leaves: what nobody will ask for any more goes. The newest dump stays until the store forgets it,
+        for a bridge that is only being replaced. Raises `BusError`."""
         for slot in range(SLOTS):
-            await self._objects.delete(self._key(slot))
+            if self._last is None or self._key(slot) != self._last.key:
+                await self._objects.delete(self._key(slot))
+
+    @property
+    def _pointer(self) -> str:
+        return f"{subjects.encode_id(self._worker)}.checkpoint"
 
     def _key(self, slot: int) -> str:
         return f"{subjects.encode_id(self._worker)}.{slot}"

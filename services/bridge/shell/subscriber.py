@@ -5,8 +5,11 @@ its next poll and loses what was published before (spec: engine-events §2.5). I
 `DRAIN_LIMIT` messages a turn) with one call into the event loop, through a bounded queue. What the queue cannot take
 is dropped and counted; the hole in the sequence is noticed and replayed like any other.
 
-Data is drained before the sockets' monitors are read: a message of a restarted engine cannot arrive within the
-reconnect interval, so what was read before the note of a disconnect is of the old process.
+Data is drained before the sockets' monitors are read, and a monitor's notes wait until the socket was read empty: what
+was read before the note of a disconnect is then of the old process. Where the thread was held up for so long that a
+reconnection stands behind that note, what it read may be of either process: it is dropped and counted, and replayed.
+
+A peer whose host vanishes says nothing; TCP's keep-alives notice it within 15 s, whatever ZeroMQ it speaks.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -32,6 +35,8 @@ _POLL_MS = 500
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1000
 _RECEIVE_HIGH_WATER = 100_000
+_KEEPALIVE_S = 5
+_KEEPALIVES_LOST = 2
 _DATA_FRAMES = 3
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -70,6 +75,7 @@ class EventSubscriber:
         self._wake.bind(self._wake_address)
         self._thread = threading.Thread(target=self._run, name="kv-subscriber", daemon=True)
         self._sockets: list[tuple[RankSource, zmq.Socket[bytes], zmq.Socket[bytes]]] = []
+        self._notes: dict[int, list[SubscriberEvent]] = {}
 
     @property
     def depth(self) -> int:
@@ -110,6 +116,10 @@ class EventSubscriber:
         subscriber.set(zmq.IPV6, 1)
         subscriber.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         subscriber.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        subscriber.set(zmq.TCP_KEEPALIVE, 1)
+        subscriber.set(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
+        subscriber.set(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_S)
+        subscriber.set(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVES_LOST)
         subscriber.set(zmq.SUBSCRIBE, source.topic.encode())
         monitor: zmq.Socket[bytes] = subscriber.get_monitor_socket(_MONITORED)
         try:
@@ -163,14 +173,33 @@ class EventSubscriber:
                     return
                 drained: list[SubscriberEvent] = []
                 for source, subscriber, monitor in self._sockets:
-                    more = subscriber in ready and self._drain(source, subscriber, drained)
-                    if monitor in ready and not more:
-                        self._read_monitor(source, monitor, drained)
+                    drained += self._read(source, subscriber, monitor, ready)
                 if drained:
                     self._hand_over(drained)
         finally:
             wake.close(linger=0)
             self._close_sockets()
+
+    def _read(
+        self,
+        source: RankSource,
+        subscriber: zmq.Socket[bytes],
+        monitor: zmq.Socket[bytes],
+        ready: Mapping[object, int],
+    ) -> list[SubscriberEvent]:
+        """What one rank's sockets have to say, in the order in which it can be trusted."""
+        read: list[SubscriberEvent] = []
+        more = subscriber in ready and self._drain(source, subscriber, read)
+        notes = self._notes.setdefault(source.rank, [])
+        if read or monitor in ready:
+            self._read_monitor(source, monitor, notes)
+        if _reconnected(notes):
+            self.counters.dropped += len(read)
+            read = []
+        if not more:
+            read += notes
+            notes.clear()
+        return read
 
     def _drain(self, source: RankSource, subscriber: zmq.Socket[bytes], drained: list[SubscriberEvent]) -> bool:
         """Read what waits, within the turn's bound; whether the bound was reached."""
@@ -228,6 +257,16 @@ class EventSubscriber:
             taken.append(self._queue.popleft())
         if taken:
             self._deliver(self, taken)
+
+
+def _reconnected(notes: Sequence[SubscriberEvent]) -> bool:
+    """Whether a connection was lost and stands again."""
+    lost = False
+    for note in notes:
+        if lost and isinstance(note, EngineConnected):
+            return True
+        lost = lost or isinstance(note, EngineDisconnected)
+    return False
 
 
 def _close(subscriber: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The indexer as `bus.service.run_service` runs it: a replica's feed, and questions and decisions around the core."""
+"""The indexer as `bus.service.run_service` runs it: a replica's feed, and the questions around the core."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from prometheus_client import REGISTRY
 
 from bus import subjects
 from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints
-from bus.log import EventLog
 from bus.service import package_version
 from bus.tasks import Tasks
 from replica.shell import ReplicaFeed
-from schemas.base import BadMessageError, from_json
-from schemas.decision import Decision
 from services.indexer.config import IndexerSettings
 from services.indexer.core import IndexerCore
-from services.indexer.events import DecisionSeen, IndexerEvent
+from services.indexer.events import IndexerEvent
 from services.indexer.shell.metrics import MATCH_SECONDS, IndexerCollector
-
-log = EventLog(__name__)
 
 
 class IndexerService:
@@ -31,7 +26,7 @@ class IndexerService:
         self._clock = clock
         self._stopped = False
         self.core = IndexerCore(settings, round(clock() * 1000))
-        self.feed = ReplicaFeed(self.core.replica, settings.replica(), clock, self._handle)
+        self.feed = ReplicaFeed(self.core.replica, settings.replica(), clock, self._handle, self._handle)
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Subscribe and serve. Workers make themselves known within a heartbeat."""
@@ -39,7 +34,6 @@ class IndexerService:
         self._collector = IndexerCollector(self.core)
         REGISTRY.register(self._collector)
         await self.feed.start(bus, tasks)
-        await bus.subscribe(f"{subjects.ROOT}.decision.*", self._on_decision)
         self._served: ServedEndpoints = await bus.serve(
             "tidegate-indexer",
             package_version(),
@@ -77,12 +71,3 @@ class IndexerService:
     def _on_session(self, message: BusMessage) -> None:
         if message.reply:
             self._bus.publish(message.reply, self.core.session(message.payload, self._clock()))
-
-    def _on_decision(self, message: BusMessage) -> None:
-        try:
-            decision = from_json(message.payload, Decision)
-        except BadMessageError as error:
-            self.core.replica.rejected[error.reason] += 1
-            log.warning("message_rejected", subject=message.subject, reason=error.reason, detail=str(error))
-            return
-        self._handle(DecisionSeen(decision))

@@ -46,6 +46,11 @@ class IngressMetrics:
             ["how"],
             registry=registry,
         )
+        self.text_chains = Counter(
+            "tidegate_ingress_text_chains_total",
+            "Prompts without tokens that are placed by their text.",
+            registry=registry,
+        )
         self.facts_dropped = Counter(
             "tidegate_ingress_facts_dropped_total", "Facts that could not be published.", ["reason"], registry=registry
         )
@@ -76,6 +81,7 @@ class IngressMetrics:
             self.not_accepted,
             self.retries,
             self.tokens,
+            self.text_chains,
             self.facts_dropped,
             self.bad_messages,
             self.ttft,

@@ -164,6 +164,8 @@ class RequestServing:
         if isinstance(step, CountPrompt):
             counted = await self._tools.counter.count(step)
             self._tools.metrics.tokens.labels(counted.skipped or counted.tokens_from).inc()
+            if counted.text is not None:
+                self._tools.metrics.text_chains.inc()
             self._tools.dispatcher.deliver(counted)
         elif isinstance(step, AskAdmission):
             await self._ask(step)

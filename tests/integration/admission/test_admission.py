@@ -47,7 +47,12 @@ def start(nats_server: NatsServer, tmp_path: Path) -> Start:
     async def start(
         name: str = "admission-1", *, label: str = "", leads: bool = True, **settings: object
     ) -> AsyncIterator[HelperProcess]:
-        known: dict[str, object] = {"nats_url": nats_server.url, "instance": name, "warmup_s": 0.4}
+        known: dict[str, object] = {
+            "nats_url": nats_server.url,
+            "instance": name,
+            "warmup_s": 0.4,
+            "index": "ask",  # the world has the index; an own one is tested in test_own_index.py
+        }
         arguments = settings_arguments({**known, **settings})
         async with python_process("services.admission", *arguments, directory=tmp_path, name=label or name) as process:
             await process.wait_said("leadership key=admission epoch=" if leads else "service_started")

@@ -29,8 +29,9 @@ def identity(name: str) -> SessionIdentity:
 class World:
     """Speaks for workers and one ingress once every 0.2 s; collects decisions, ends and session facts."""
 
-    def __init__(self, bus: NatsBus, workers: Sequence[str] = ("w1", "w2")) -> None:
+    def __init__(self, bus: NatsBus, workers: Sequence[str] = ("w1", "w2"), model: str = MODEL) -> None:
         self.bus = bus
+        self.model = model
         self.workers = list(workers)
         self.ingress = "ingress-1"
         self.epoch = int(time.time() * 1000)
@@ -76,7 +77,7 @@ class World:
     def speak(self) -> None:
         """One heartbeat of everybody."""
         for name in self.workers:
-            profile = WorkerProfile(url=f"http://{name}", model=MODEL, block_size=16, kv_tokens=16_000)
+            profile = WorkerProfile(url=f"http://{name}", model=self.model, block_size=16, kv_tokens=16_000)
             state = WorkerState(
                 **self.stamp(f"bridge-{name}"), worker=name, incarnation="i1", health="ready", profile=profile
             )
@@ -97,7 +98,7 @@ class World:
         now_ms = int(time.time() * 1000)
         values: dict[str, object] = {
             "request_id": request_id,
-            "model": MODEL,
+            "model": self.model,
             "ingress": self.ingress,
             "ingress_epoch": self.epoch,
             "identity": identity(session),
@@ -114,15 +115,15 @@ class World:
         fact = RequestAccepted(
             **self.stamp(self.ingress),
             request_id=request.request_id,
-            model=MODEL,
+            model=self.model,
             identity=request.identity,
             received_ms=request.received_ms,
             kind=request.kind,
         )
-        self.bus.publish(subjects.request("accepted", MODEL), to_json(fact))
+        self.bus.publish(subjects.request("accepted", self.model), to_json(fact))
         self.in_flight[request.request_id] = InFlight(
             request_id=request.request_id,
-            model=MODEL,
+            model=self.model,
             identity=request.identity,
             received_ms=request.received_ms,
             kind=request.kind,
@@ -153,7 +154,7 @@ class World:
         assert isinstance(reply, Granted), reply
         self.in_flight[request.request_id] = InFlight(
             request_id=request.request_id,
-            model=MODEL,
+            model=self.model,
             identity=request.identity,
             received_ms=request.received_ms,
             kind=request.kind,
@@ -171,7 +172,7 @@ class World:
         fact = RequestEnd(
             **self.stamp(self.ingress),
             request_id=request.request_id,
-            model=MODEL,
+            model=self.model,
             identity=request.identity,
             outcome="completed",
             kind=request.kind,
@@ -179,8 +180,8 @@ class World:
             rank=0,
             usage=Usage(input_tokens=request.input_tokens, output_tokens=10),
         )
-        self.bus.publish(subjects.request("end", MODEL), to_json(fact))
+        self.bus.publish(subjects.request("end", self.model), to_json(fact))
 
     def cancel(self, request: AdmitRequest) -> None:
         cancel = AdmitCancel(request_id=request.request_id, ingress=self.ingress)
-        self.bus.publish(subjects.admit_cancel(MODEL), to_msgpack(cancel))
+        self.bus.publish(subjects.admit_cancel(self.model), to_msgpack(cancel))

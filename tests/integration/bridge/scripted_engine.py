@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +98,7 @@ class ScriptedEngine:
         model: str = "tiny",
         topic: bytes = b"kv@test-pod@tiny",
         with_topic: bool = True,
-        discovery: bool = False,
+        discovery: Literal["kv_event_sources", "server_info"] | bool = False,
         owner: str = "vllm",
         metrics: bool = True,
         connect: bool = False,
@@ -113,7 +115,7 @@ class ScriptedEngine:
         self._metrics = metrics
         self._connect = connect
         self._count = ranks
-        self._ports: list[tuple[int, int]] = [(0, 0)] * ranks
+        self._ports = _consecutive_ports(ranks) if discovery == "server_info" else [(0, 0)] * ranks
         self._context = zmq.asyncio.Context()
         self._server = HttpServer(self._answer)
         self._tasks: list[asyncio.Task[None]] = []
@@ -223,12 +225,15 @@ class ScriptedEngine:
             responder.send(200, [(b"content-type", b"text/plain")], self._metrics_page().encode())
         elif request.path == "/version":
             responder.send(200, [], b'{"version": "0.32.0"}')
-        elif request.path == "/kv_event_sources" and self._discovery:
+        elif request.path == "/server_info" and self._discovery == "server_info":
+            responder.send(200, [], json.dumps(self._server_info()).encode())
+        elif request.path == "/kv_event_sources" and self._discovery in (True, "kv_event_sources"):
+            host = "127.0.0.1" if self._connect else "*"
             told = {
                 str(number): {
                     "enable_kv_cache_events": True,
                     "publisher": "zmq",
-                    "endpoint": f"tcp://*:{rank.events_port}",
+                    "endpoint": f"tcp://{host}:{rank.events_port}",
                     "replay_endpoint": f"tcp://*:{rank.replay_port}",
                     "topic": self._topic.decode(),
                 }
@@ -237,6 +242,23 @@ class ScriptedEngine:
             responder.send(200, [], json.dumps(told).encode())
         else:
             responder.send(404, [], b"")
+
+    def _server_info(self) -> dict[str, Any]:
+        """As SGLang says it: one base port for all ranks, and the worker's own host."""
+        first = self.ranks[0]
+        return {
+            "version": "0.5.23",
+            "page_size": self.block_size,
+            "kv_events": {
+                "publisher": "zmq",
+                "endpoint_host": "*",
+                "endpoint_port_base": first.events_port,
+                "topic": self._topic.decode(),
+                "block_size": self.block_size,
+                "dp_size": self._count,
+                "replay_endpoint_port_base": first.replay_port,
+            },
+        }
 
     def _metrics_page(self) -> str:
         size = "None" if self.block_size is None else str(self.block_size)
@@ -272,3 +294,13 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _consecutive_ports(ranks: int) -> list[tuple[int, int]]:
+    """(events, replay) of each rank, both counted up from a base."""
+    while True:
+        base = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(base, base + 2 * ranks):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return [(base + rank, base + ranks + rank) for rank in range(ranks)]

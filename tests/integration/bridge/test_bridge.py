@@ -201,7 +201,7 @@ async def test_gap_is_replayed_in_order(url: str, bus: Bus) -> None:
         await engine.publish(block(10))
         await stream.until_numbers(11)
         assert stream.numbers() == [(FIRST, seq) for seq in range(11)]
-        assert engine.ranks[0].replay_requests == [0, 4]
+        assert engine.ranks[0].replay_requests == [0, 3]
         assert (await stream.until_stream("synced")).gaps == 1
 
 
@@ -425,22 +425,22 @@ async def test_snapshot_that_the_store_lost_is_written_again(url: str, bus: Bus)
 
 
 async def test_snapshots_of_a_bridge_that_leaves_go_with_it(url: str, bus: Bus) -> None:
-    """Workers come and go under new names: their dumps do not fill the store."""
+    """Workers come and go under new names: their dumps do not fill the store. The newest one stays, for a bridge that
+    is only being replaced, until the store forgets it by itself."""
     stream = await Stream.of(bus)
     objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
     async with ScriptedEngine(block_size=4) as engine:
         async with running_bridge(engine, url):
-            keys = set()
+            keys = []
             for number in range(2):
                 await engine.publish(block(number))
                 await stream.until_numbers(number + 1)
                 question = to_json(SnapshotRequest(indexer="test"))
                 answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
-                keys.add(from_json(answer.payload, SnapshotReply).key)
-        assert len(keys) == 2
-        for key in keys:
-            with pytest.raises(KeyMissingError):
-                await objects.get(key)
+                keys.append(from_json(answer.payload, SnapshotReply).key)
+        with pytest.raises(KeyMissingError):
+            await objects.get(keys[0])
+        assert await objects.get(keys[1])
 
 
 async def test_hints_are_answered(url: str, bus: Bus) -> None:

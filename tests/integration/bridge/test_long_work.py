@@ -18,6 +18,7 @@ from kvcore.events import decode_batch
 from kvcore.index import PrefixIndex
 from schemas.base import from_json, to_json
 from schemas.kv import SnapshotReply, SnapshotRequest
+from services.bridge import core, own_index
 from services.bridge.endpoints import RankSource
 from services.bridge.events import SubscriberEvent
 from services.bridge.shell import service as bridge_shell
@@ -34,8 +35,11 @@ BLOCKS = 10_000
 async def test_live_batches_and_heartbeats_go_on_while_a_dump_is_made(
     url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dump in thousands of slices: what the engine publishes meanwhile is forwarded at once, facts keep coming; the
-    dump is the index at its marks, and the next one has the rest."""
+    """A dump in thousands of slices (of the pure-Python twin, which can be made that slow): what the engine publishes
+    meanwhile is forwarded at once, facts keep coming; the dump is the index at its marks, and the next one has the
+    rest."""
+    monkeypatch.setattr(own_index, "PrefixIndex", PrefixIndex)
+    monkeypatch.setattr(core, "decode_batch", decode_batch)
     monkeypatch.setattr(kvcore_dump, "SLICE_BLOCKS", 1)
     monkeypatch.setattr(snapshots, "in_slices", partial(in_slices, slice_s=0.0))
     stream = await Stream.of(bus)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 from nats.js import api
 
 from bus import subjects
@@ -300,3 +301,60 @@ async def test_many_connections_under_load_keep_order(nats_server: NatsServer) -
         assert mine == list(range(2_500))
     for connection in (receiver, *senders):
         await connection.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"PUB tg.facts.\xff 1\r\nx\r\n",
+        b"HPUB tg.facts.x 16 17\r\nNATS/1.0 \xff\xff\xff\r\n\r\nx\r\n",
+    ],
+    ids=["subject", "status"],
+)
+async def test_a_message_that_cannot_be_read_is_counted_and_ends_nothing(
+    nats_server: NatsServer, bus: NatsBus, message: bytes
+) -> None:
+    """Anybody may send a subject or a header that is not UTF-8; everything after it is still heard."""
+    got = Collector()
+    await bus.subscribe("tg.facts.*", got)
+    reader, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
+    await reader.readline()
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + message + b"PUB tg.facts.end 1\r\ny\r\n")
+    await writer.drain()
+    try:
+        await got.wait_for(1)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    assert got.payloads == [b"y"]
+    assert bus.stats().handler_failed == 1
+    assert bus.stats().reconnects == 0
+    await bus.flush()
+
+
+async def test_publishing_on_a_socket_that_has_just_died_raises_nothing_and_loses_nothing(
+    nats_server: NatsServer, bus: NatsBus
+) -> None:
+    """Between the end of the socket and the reader's noticing, a heartbeat is published all the same: that is nobody's
+    error, and it arrives after the reconnection."""
+    got = Collector()
+    errors: list[object] = []
+    sent: list[bytes] = []
+    other = await connect(nats_server.url, name="other", timeout_s=5)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    try:
+        await other.subscribe("facts.x", got)
+        transport = bus.client._transport
+        assert isinstance(transport, TcpTransport)
+        assert transport._io_writer is not None
+        transport._io_writer.transport.abort()
+        while bus.client.is_connected:
+            sent.append(b"%d" % len(sent))
+            bus.publish("facts.x", sent[-1])
+            await asyncio.sleep(0)
+        assert sent
+        await got.wait_for(len(sent))
+    finally:
+        await other.close()
+    assert got.payloads == sent
+    assert not errors

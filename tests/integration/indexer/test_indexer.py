@@ -6,14 +6,14 @@ import json
 import time
 from typing import Any
 
+import msgspec
 from prometheus_client import REGISTRY, generate_latest
 
 from bus import subjects
 from bus.interface import Bus
-from schemas.admit import Grant
 from schemas.base import from_json, from_msgpack, to_json, to_msgpack
-from schemas.decision import Decision
 from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency, WorkerMatch
+from schemas.placed import Placed
 from schemas.request import RequestEnd, Usage
 from schemas.session import SessionIdentity, SessionKey
 from tests.integration.bridge.house import (
@@ -34,6 +34,12 @@ SESSION = SessionKey(family="dynamo", root="s1")
 
 def tokens(blocks: int, start: int = 0) -> list[int]:
     return list(range(start, start + blocks * BLOCK))
+
+
+def placed(prompt: list[int], **more: Any) -> Placed:
+    """A prompt that went to rank 0 of the worker."""
+    values = {"source": "admission-1", "epoch": 1, "seq": 0, "at_ms": 0, "request_id": "r", "model": "tiny", **more}
+    return Placed(worker="w", rank=0, block_size=BLOCK, chain=chain_of_prompt(prompt, BLOCK), **values)
 
 
 async def ask(bus: Bus, prompt: list[int], *, block_size: int = BLOCK, model: str = "tiny", **more: Any) -> MatchReply:
@@ -181,6 +187,11 @@ async def test_mixed_encodings(url: str) -> None:
         assert indexer.core.replica.counters.blocks_removed == 1
         assert indexer.core.replica.rejected == {"bad_field": 1}
         assert indexer.core.replica.index.resident("w", 0) == 1
+        events = [stored([3], tokens(1, start=8), shape="array"), removed([1], shape="array")]
+        await engine.publish(msgspec.msgpack.encode({"ts": 1.0, "events": events, "data_parallel_rank": 0}))
+        await until_applied(indexer, 1)
+        own = int.from_bytes(chain_of_prompt(tokens(1, start=8), BLOCK), "little")
+        assert list(indexer.core.replica.index.content()["w", 0]) == [own]
 
 
 async def test_two_ranks(url: str, bus: Bus) -> None:
@@ -198,8 +209,8 @@ async def test_two_ranks(url: str, bus: Bus) -> None:
         assert [(match.worker, match.rank, match.blocks.reach) for match in reply.matches] == [("w", 0, 2), ("w", 1, 1)]
 
 
-async def test_worker_without_events_is_blind(url: str, bus: Bus) -> None:
-    """Known from its heartbeat, without an event source: in every answer, `blind: no_events`."""
+async def test_worker_without_events_is_approximate(url: str, bus: Bus) -> None:
+    """Known from its heartbeat, without an event source: `approximate: no_events`, with what was sent there."""
     async with (
         ScriptedEngine(block_size=BLOCK) as engine,
         running_indexer(url) as indexer,
@@ -207,7 +218,15 @@ async def test_worker_without_events_is_blind(url: str, bus: Bus) -> None:
     ):
         await until(lambda: "w" in indexer.core.replica.workers, "the worker is known")
         match = await ask_one(bus, tokens(2))
-        assert (match.health, match.reason, match.blocks.reach) == ("blind", "no_events", 0)
+        assert (match.health, match.reason, match.blocks.reach) == ("approximate", "no_events", 0)
+        bus.publish(subjects.placed("w"), to_msgpack(placed(tokens(2))))
+        bus.publish(subjects.placed("w"), b"no message")
+
+        async def sent() -> bool:
+            return (await ask_one(bus, tokens(3))).blocks.reach == 2
+
+        await until_async(sent, "what was sent is known")
+        assert indexer.core.replica.rejected["bad_message"] == 1
 
 
 async def test_mismatched_worker_is_blind(url: str, bus: Bus) -> None:
@@ -264,7 +283,7 @@ async def test_an_indexer_that_could_not_listen_loses_nobody(url: str, bus: Bus)
 
 async def test_parity_alarm(url: str, bus: Bus) -> None:
     """User case A14: the router predicts 400 cached tokens, the engine reports 0, again and again: the source becomes
-    approximate, the counters show both sums."""
+    approximate, answered for by what is sent there; the counters show both sums."""
     facts = await Watcher.of(bus, subjects.index_source("w", 0))
     async with (
         ScriptedEngine(block_size=BLOCK) as engine,
@@ -273,6 +292,9 @@ async def test_parity_alarm(url: str, bus: Bus) -> None:
     ):
         await engine.publish(batch(stored([1], tokens(1))))
         await until_applied(indexer, 0)
+        for number in range(4):
+            bus.publish(subjects.placed("w"), to_msgpack(placed(tokens(1), request_id=f"r{number}", indexed=100)))
+        await until(lambda: len(indexer.core.replica.expectations) == 4, "four are on their way")
         for number in range(4):
             end = RequestEnd(
                 source="ingress-1",
@@ -291,7 +313,14 @@ async def test_parity_alarm(url: str, bus: Bus) -> None:
             bus.publish(subjects.request("end", "tiny"), to_json(end))
         await until(lambda: health_facts(facts)[-1] == ("approximate", "parity"), "approximate is a fact")
         assert (indexer.core.replica.predicted["w"], indexer.core.replica.reported["w"]) == (1600, 0)
-        assert (await ask_one(bus, tokens(1))).blocks.reach == 1
+        match = await ask_one(bus, tokens(1))
+        assert (match.blocks.reach, match.indexed) == (0, 1)
+        bus.publish(subjects.placed("w"), to_msgpack(placed(tokens(1))))
+
+        async def sent() -> bool:
+            return (await ask_one(bus, tokens(1))).blocks.reach == 1
+
+        await until_async(sent, "what was sent is known")
 
 
 async def test_session_question(url: str, bus: Bus) -> None:
@@ -304,20 +333,7 @@ async def test_session_question(url: str, bus: Bus) -> None:
     ):
         await engine.publish(batch(stored([1, 2], tokens(2))))
         await until_applied(indexer, 0)
-        await ask(bus, tokens(3), session=SESSION)
-        decision = Decision(
-            source="admission-1",
-            epoch=1,
-            seq=0,
-            at_ms=0,
-            request_id="r",
-            model="tiny",
-            worker="w",
-            rank=0,
-            identity=SessionIdentity(key=SESSION, session_id="s1", parent=parent),
-            grant=Grant(grant_id="g", request_id="r", worker="w", rank=0, owner="ingress-1", epoch=1, expires_ms=1),
-        )
-        bus.publish(subjects.decision("w"), to_json(decision))
+        bus.publish(subjects.placed("w"), to_msgpack(placed(tokens(3), session=SESSION, parent=parent)))
         await bus.flush()
 
         async def known() -> SessionResidency:
@@ -327,7 +343,7 @@ async def test_session_question(url: str, bus: Bus) -> None:
         async def parent_known() -> bool:
             return (await known()).parent == parent
 
-        await until_async(parent_known, "the decision was seen")
+        await until_async(parent_known, "the turn was seen")
         found = await known()
         frontier = chain_of_prompt(tokens(3), BLOCK)[-8:]
         assert (found.depth, found.frontier) == (3, f"{int.from_bytes(frontier, 'little'):016x}")

@@ -153,7 +153,7 @@ async def test_bridge_killed_under_load(url: str, tmp_path: Path) -> None:
             truth, last = await resident(engine)
             await until(lambda: indexer.core.replica.sources["w"][0].machine.last == last, f"batch {last}")
             source = indexer.core.replica.sources["w"][0]
-            assert source.health == "synced"
+            await until(lambda: source.health == "synced", "the bridge says that its stream is whole")
             assert set(indexer.core.replica.index.content()["w", 0]) == truth
             assert source.machine.counters.cleared == 0
             assert (await second.stop()) == 0

@@ -15,7 +15,7 @@ from schemas.session import Family, RequestKind, SessionIdentity, SessionKey
 from schemas.worker import RankLoad, WorkerHealth, WorkerProfile, WorkerState
 from services.admission.config import AdmissionSettings
 from services.admission.core import Core
-from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, Reply, WriteRow
+from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, PublishDecision, Reply, WriteRow
 from services.admission.events import (
     Accepted,
     AdmitAsked,
@@ -278,7 +278,12 @@ def refused(effects: Sequence[Effect]) -> Refused:
 
 def facts(effects: Sequence[Effect], kind: type[K]) -> list[K]:
     """Published facts of one kind (`Decision`, `SessionFact`, `RequestEnd`)."""
-    return [each.fact for each in effects if isinstance(each, Publish) and isinstance(each.fact, kind)]
+    published = [
+        each.fact if isinstance(each, Publish) else each.fact()
+        for each in effects
+        if isinstance(each, Publish | PublishDecision)
+    ]
+    return [fact for fact in published if isinstance(fact, kind)]
 
 
 def rows(effects: Sequence[Effect]) -> list[WriteRow]:

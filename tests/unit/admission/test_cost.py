@@ -10,14 +10,32 @@ from schemas.index import TierBlocks
 from services.admission.cost import (
     CostWeights,
     Load,
+    Pricing,
     Prompt,
     booked_prefill_tokens,
-    cost,
     predicted_cached_tokens,
     shared_run,
 )
 
 WEIGHTS = CostWeights()
+
+
+def cost(
+    weights: CostWeights,
+    prompt: Prompt,
+    load: Load,
+    *,
+    blocks: TierBlocks,
+    shared_blocks: int = 0,
+    affinity_blocks: int = 0,
+    least_prefill_tokens: int = 0,
+) -> tuple[float, dict[str, float]]:
+    """The cost and its terms, which say the same."""
+    pricing = Pricing(weights, prompt, least_prefill_tokens)
+    parts = pricing.parts(load, blocks, shared_blocks, affinity_blocks)
+    total = pricing.total(load, blocks, shared_blocks, affinity_blocks)
+    assert total == weights.prefill_load_scale * parts["adjusted_prefill"] + parts["decode"] + parts["requests"]
+    return total, parts
 
 
 @pytest.mark.parametrize(("depth", "adjusted"), [(2, 1.0), (0, 2.0)])

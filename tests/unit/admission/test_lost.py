@@ -160,6 +160,19 @@ def test_an_engine_that_began_anew_is_not_preferred_for_what_it_forgot() -> None
     assert session.worker is None
 
 
+def test_a_bridge_that_begins_again_loses_nobody() -> None:
+    """Until it has read the engine's page it cannot name the engine's process: sessions keep their worker."""
+    core = driven()
+    core.workers("a")
+    core.ask(ask("r1"))
+    for incarnation, worker in (("", "a"), ("i1", "a"), ("", "a"), ("i2", None)):
+        core.do(WorkerStated(worker_state("a", incarnation=incarnation)))
+        session = core.core.state.sessions.get(identity("s").key)
+        assert session is not None
+        assert session.worker == worker
+    assert core.core.state.counters.workers_lost == {"restarted": 1}
+
+
 # Who leads
 
 

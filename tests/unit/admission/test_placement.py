@@ -56,7 +56,7 @@ def test_the_longest_prefix_wins_on_an_idle_fleet() -> None:
     """With equal load the rank that holds most of the prompt costs least."""
     placement = run(fleet("a", "b", "c"), index=IndexView.of(match_reply({"a": 2, "b": 9, "c": 4})))
     assert placement.chosen.worker == "b"
-    assert [candidate.cost for candidate in placement.candidates] == [18.0, 11.0, 16.0]
+    assert [candidate.cost for candidate in placement.candidates()] == [18.0, 11.0, 16.0]
 
 
 def test_load_outweighs_a_short_prefix() -> None:
@@ -93,7 +93,7 @@ def test_every_candidate_is_listed_with_the_reason_it_was_excluded() -> None:
     ledger = Ledger()
     book(ledger, "r", "d")
     placement = run(fleet("a", "b", "c", "d", "e", b="unhealthy", c="starting"), ledger, excluded=("a",), limit=1)
-    assert {each.worker: each.excluded for each in placement.candidates} == {
+    assert {each.worker: each.excluded for each in placement.candidates()} == {
         "a": "failed_before",
         "b": "unhealthy",
         "c": "starting",
@@ -121,7 +121,7 @@ def test_the_previous_worker_is_kept_within_the_margin_and_left_beyond_it() -> N
         book(ledger, "r", "a", blocks=blocks)
         placement = run(fleet("a", "b"), ledger, holding, Preference("a", 0, margin=2))
         assert placement.chosen.worker == winner
-        assert [each.sticky for each in placement.candidates] == [True, False]
+        assert [each.sticky for each in placement.candidates()] == [True, False]
 
 
 def test_a_previous_worker_that_lost_the_session_is_no_better_than_another() -> None:
@@ -170,7 +170,7 @@ def test_a_worker_of_another_block_size_is_blind_and_placed_by_load() -> None:
     built.stated(worker_state("a", block_size=64), ledger, START)
     built.stated(worker_state("b"), ledger, START)
     placement = run(built, index=IndexView.of(match_reply({"a": 9, "b": 1})))
-    a, b = placement.candidates
+    a, b = placement.seats
     assert (a.health, a.health_reason, a.blocks.reach) == ("blind", "block_size", 0)
     assert placement.chosen is b
 
@@ -184,7 +184,7 @@ def test_ranks_are_candidates_of_their_own_and_rank_zero_is_a_rank() -> None:
         WorkerMatch(worker="a", rank=1, blocks=TierBlocks(device=2)),
     )
     placement = run(built, index=IndexView.of(MatchReply(indexer="i", matches=matches)))
-    assert [(each.worker, each.rank) for each in placement.candidates] == [("a", 0), ("a", 1)]
+    assert [(each.worker, each.rank) for each in placement.candidates()] == [("a", 0), ("a", 1)]
     assert placement.chosen.rank == 0
 
 

@@ -149,7 +149,7 @@ def test_own_index_and_its_marks() -> None:
     made = at_once(core.snapshot())
     assert made is not None
     dump, marks = made
-    assert marks == (RankMark(rank=0, incarnation="1000000.0", seq=0),)
+    assert [rank.mark for rank in marks] == [RankMark(rank=0, incarnation="1000000.0", seq=0)]
     assert core.blocks == 2
     assert dump
     core.handle(Scraped(3.0, MetricsReport("vllm", 2000.0, 16)), 3.0)

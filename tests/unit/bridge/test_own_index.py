@@ -50,7 +50,8 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of one block and two batches, so that small dumps take many."""
+    """Steps of one block (which the pure-Python twin can be told) and two batches, so that small dumps take many."""
+    monkeypatch.setattr("services.bridge.own_index.PrefixIndex", PrefixIndex)
     monkeypatch.setattr(kvcore_dump, "SLICE_BLOCKS", 1)
     monkeypatch.setattr("services.bridge.own_index.APPLIED_AT_ONCE", 2)
 

@@ -9,11 +9,11 @@ from bus.errors import SettingsError
 from replica.config import ReplicaSettings
 from replica.effects import SourceChanged
 from schemas.base import from_json, from_msgpack, to_json, to_msgpack
-from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
+from schemas.index import ChainUnit, IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
 from schemas.session import SessionKey
 from services.indexer.config import IndexerSettings
 from services.indexer.core import IndexerCore
-from tests.unit.replica.bridge import BLOCK, bridge, chain, stored
+from tests.unit.replica.bridge import BLOCK, bridge, chain, placed, stored
 
 SESSION = SessionKey(family="dynamo", root="s")
 
@@ -30,18 +30,27 @@ def test_bad_questions_get_an_answer() -> None:
     assert at.bad_questions == 3
 
 
-def test_questions_that_name_a_session_tell_its_frontier() -> None:
-    """User case: where does this session's prefix end, and who holds it?"""
+@pytest.mark.parametrize("unit", ["tokens", "text"])
+def test_placed_turns_tell_a_session_s_frontier(unit: ChainUnit) -> None:
+    """User case: where does this session's prefix end, and who holds it? Over text blocks too, and says so."""
     at = core()
     worker = bridge()
     worker.core = at.replica
     worker.beat()
     worker.publish(stored(0))
+    turn = placed(0, chain(0), unit=unit, session=SESSION)
+    worker.give(turn)
+    assert at.handle(turn, 1.0) == []
+    told = from_json(at.session(to_json(SessionQuery(session=SESSION)), 101.0), SessionResidency)
+    assert (told.depth, told.unit, [match.worker for match in told.resident]) == (1, unit, ["w"])
+
+
+def test_a_question_s_session_is_ignored() -> None:
+    """`MatchRequest.session` of older askers changes nothing: what is placed is said by itself."""
+    at = core()
     asked = MatchRequest(model="tiny", block_size=BLOCK, chain=chain(0), session=SESSION)
-    answer = from_msgpack(at.match(to_msgpack(asked), 1.0), MatchReply)
-    assert (answer.indexer, [match.blocks.reach for match in answer.matches]) == ("indexer-1", [1])
-    told = from_json(at.session(to_json(SessionQuery(session=SESSION)), 1.0), SessionResidency)
-    assert (told.depth, [match.worker for match in told.resident]) == (1, ["w"])
+    assert from_msgpack(at.match(to_msgpack(asked), 1.0), MatchReply).error is None
+    assert len(at.sessions) == 0
 
 
 def test_changes_of_health_become_numbered_facts() -> None:

@@ -209,6 +209,7 @@ def test_damaged_dumps_change_nothing(twin: Twin) -> None:
         ("roots", b""),
         ("connector_copies", -1),
         ("block_size", 0),
+        ("seed_values", [-1]),
     ):
         changed = msgspec.msgpack.decode(index.dump())
         changed[1][0]["groups"][0][column] = value
@@ -217,6 +218,45 @@ def test_damaged_dumps_change_nothing(twin: Twin) -> None:
         with pytest.raises(BadDumpError):
             index.load(data)
         assert index.content() == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hashes", []),
+        ("hashes", [-1]),
+        ("tokens", b"abc"),
+        ("tokens", bytes(4)),
+        ("tokens", bytes(32)),
+        ("parent", -1),
+        ("eagle", True),
+        ("misaligned", True),
+        ("tier", 4),
+        ("mm", {0: [-1]}),
+    ],
+)
+def test_a_dump_brings_in_no_event_that_could_not_wait(twin: Twin, field: str, value: object) -> None:
+    """Found by fuzzing: such an event was loaded, and raised when its parent came at last."""
+    source = twin.PrefixIndex()
+    source.apply("w", 0, batch(stored([0]), stored([6], 5)))
+    dump = msgspec.msgpack.decode(source.dump())
+    [event] = dump[1][0]["groups"][0]["waiting"]
+    event[field] = value
+    index = twin.PrefixIndex()
+    with pytest.raises(BadDumpError):
+        index.load(msgspec.msgpack.encode(dump))
+    assert index.ranks() == []
+
+
+@pytest.mark.parametrize("rank", [-1, 2**32])
+def test_a_dump_brings_in_no_rank_that_is_none(twin: Twin, rank: int) -> None:
+    """Ranks are u32, as in every batch."""
+    source = twin.PrefixIndex()
+    source.apply("w", 0, batch(stored([0])))
+    dump = msgspec.msgpack.decode(source.dump())
+    dump[1][0]["rank"] = rank
+    with pytest.raises(BadDumpError):
+        twin.PrefixIndex().load(msgspec.msgpack.encode(dump))
 
 
 @settings(max_examples=40, deadline=None)

@@ -210,7 +210,7 @@ def check_innards(index: PrefixIndex) -> None:
             assert len(owns) == len(present)
             presence.update({own: group.bit for own in owns if own is not None})
             assert group.lowered == sum(best_tier(blocks[key].copies) > 0 for key in present)
-            assert bool(index._holed & group.bit) == (group.holes > 0)
+            assert bool(index._holed & group.bit) == (group.holes > 0 or group.ambiguous)
     assert index._masks.presence == dict(presence)
     stats = index.stats()
     assert stats.known == sum(len(group.blocks) for owner in index._ranks.values() for group in owner.groups.values())

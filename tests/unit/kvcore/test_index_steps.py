@@ -113,8 +113,7 @@ def test_what_was_prepared_in_vain_is_given_back(twin: Twin) -> None:
     origin = told(twin, [(("w", 0), store(node, Tier.DEVICE, False)) for node in range(8)])
     index = twin.PrefixIndex()
     steps = index.prepare(origin.dump())
-    for _ in range(3):
-        next(steps)
+    next(steps)
     steps.close()
     damaged = dump.decode_dump(origin.dump())
     group = damaged.ranks[0].groups[0]

@@ -16,6 +16,7 @@ from replica.core import Replica
 from replica.effects import AskSnapshot, ReplicaEffect, SourceChanged
 from replica.events import (
     BatchReceived,
+    PromptPlaced,
     ReplicaEvent,
     RequestEnded,
     SnapshotFailed,
@@ -24,8 +25,9 @@ from replica.events import (
     Work,
     WorkerSeen,
 )
-from schemas.index import MatchRequest, WorkerMatch
+from schemas.index import ChainUnit, MatchRequest, WorkerMatch
 from schemas.kv import KvHeaders, RankMark
+from schemas.placed import Placed
 from schemas.request import RequestEnd, Usage
 from schemas.session import SessionIdentity, SessionKey
 from schemas.worker import RankStream, WorkerHealth, WorkerProfile, WorkerState
@@ -169,6 +171,33 @@ class Bridge:
 
 def bridge(**changes: object) -> Bridge:
     return Bridge(Replica(ReplicaSettings(**changes), "replica-1"))  # type: ignore[arg-type]
+
+
+def placed(
+    number: int,
+    blocks: bytes,
+    *,
+    indexed: int | None = None,
+    unit: ChainUnit = "tokens",
+    session: SessionKey | None = None,
+    **changes: object,
+) -> PromptPlaced:
+    """Prompt ``number`` went to rank 0 of worker ``w``."""
+    values = {"worker": "w", "rank": 0, "block_size": BLOCK, **changes}
+    fact = Placed(
+        source="admission-1",
+        epoch=1,
+        seq=number,
+        at_ms=0,
+        request_id=str(number),
+        model="tiny",
+        session=session,
+        unit=unit,
+        chain=blocks,
+        indexed=indexed,
+        **values,  # type: ignore[arg-type]  # the test's own values
+    )
+    return PromptPlaced(fact)
 
 
 def ended(number: int, usage: Usage, predicted: int | None = None) -> RequestEnded:

@@ -195,8 +195,8 @@ def test_bridge_states_become_health() -> None:
         (stream("synced", None), ("synced", None)),
         (stream("catching_up", "reconnecting"), ("catching_up", "reconnecting")),
         (stream("catching_up", "history_gone"), ("approximate", "history_gone")),
-        (stream("blind", "port_collision"), ("blind", "port_collision")),
-        ((), ("blind", "no_events")),
+        (stream("blind", "port_collision"), ("approximate", "port_collision")),
+        ((), ("approximate", "no_events")),
     ):
         at.beat(streams=told)
         assert (at.match().health, at.match().reason) == health

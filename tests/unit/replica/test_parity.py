@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from replica.parity import ParityRules, SourceParity
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.hashing import pack_chain
+from replica.parity import MAX_ON_THEIR_WAY, Expectations, Expected, ParityRules, SourceParity, shared_blocks
 
 
 def problem(parity: SourceParity) -> str | None:
@@ -76,3 +81,58 @@ def test_a_restart_forgets() -> None:
     assert problem(parity) is None
     parity.ended(1000, 16, 400, 0)
     assert problem(parity) is None
+
+
+@given(st.lists(st.integers(1, 3), max_size=12), st.lists(st.integers(1, 3), max_size=12), st.integers(0, 12))
+def test_shared_blocks_are_counted_from_the_start(one: list[int], other: list[int], known: int) -> None:
+    """As a naive count, and never below what is known already. Hashes stand for what is before them."""
+    both = [[hash(tuple(blocks[: end + 1])) & (1 << 64) - 1 for end in range(len(blocks))] for blocks in (one, other)]
+    naive = 0
+    while naive < min(len(one), len(other)) and one[naive] == other[naive]:
+        naive += 1
+    known = min(known, naive)
+    assert shared_blocks(pack_chain(both[0]), pack_chain(both[1]), known) == naive
+    assert shared_blocks(pack_chain(both[0]), pack_chain(both[1]), naive + 3) == naive + 3
+
+
+@pytest.mark.parametrize(
+    ("reported", "judged_as"), [(0, 160), (160, 160), (200, 200), (320, 320), (400, 320), (100_000, 320)]
+)
+def test_whatever_its_siblings_may_have_computed_is_agreement(reported: int, judged_as: int) -> None:
+    """The index said 10 blocks, siblings on their way share 20: reports from 160 to 320 tokens are right."""
+    assert Expected("w", 0, 10, 20, 16).cached_tokens(1000, reported) == judged_as
+
+
+def test_the_last_token_is_always_computed() -> None:
+    """A prompt that is cached to its end loses its last block; without a block size there is no division."""
+    assert Expected("w", 0, 10, 10, 16).cached_tokens(160, 0) == 144
+    assert Expected("w", 0, 10, 10, 16).cached_tokens(161, 0) == 160
+    assert Expected("w", 0, 10, 10, 0).cached_tokens(160, 50) == 0
+
+
+def test_requests_on_their_way() -> None:
+    """What a new one has in common with those before it that have not ended; bounded; a restart forgets them."""
+    parity = SourceParity(RULES)
+    assert parity.placed("a", pack_chain([1, 2, 3])) == 0
+    assert parity.placed("b", pack_chain([1, 2, 4])) == 2
+    parity.over("a")
+    parity.over("never")
+    assert parity.placed("c", pack_chain([1, 2, 3])) == 2
+    assert parity.placed("d", pack_chain([7])) == 0
+    for number in range(100):
+        parity.placed(str(number), pack_chain([9]))
+    assert len(parity.on_their_way) == MAX_ON_THEIR_WAY
+    parity.restarted()
+    assert parity.placed("e", pack_chain([9])) == 0
+
+
+def test_expectations_are_bounded() -> None:
+    """The oldest are forgotten, and then not judged; an end elsewhere is none."""
+    expectations = Expectations(most=2)
+    for name in "abc":
+        expectations.placed(name, Expected("w", 0, 1, 1, 16))
+    assert len(expectations) == 2
+    assert expectations.ended("a", "w", 0) is None
+    assert expectations.ended("b", "w", 1) is None
+    assert expectations.ended("c", "w", 0) is not None
+    assert len(expectations) == 0

@@ -138,12 +138,14 @@ SAMPLES: tuple[Message, ...] = (
         seq_applied=8,
         blocks=500,
     ),
-    MatchRequest(model="qwen", block_size=16, chain=bytes(range(16))),
+    MatchRequest(model="qwen", block_size=64, chain=bytes(range(16)), unit="text"),
     MatchReply(
         indexer="indexer-1",
         matches=(
             WorkerMatch(worker="w1", rank=0, blocks=TierBlocks(device=2), resident_blocks=70),
-            WorkerMatch(worker="w2", rank=0, health="approximate", reason="no_events"),
+            WorkerMatch(
+                worker="w2", rank=0, blocks=TierBlocks(device=3), health="approximate", reason="parity", indexed=7
+            ),
         ),
         shared=((2, 4),),
     ),
@@ -155,6 +157,7 @@ SAMPLES: tuple[Message, ...] = (
         parent=PARENT,
         sessions=(KEY, PARENT),
         resident=(WorkerMatch(worker="w1", rank=0),),
+        unit="text",
     ),
     AdmitRequest(
         request_id="r1",
@@ -169,6 +172,7 @@ SAMPLES: tuple[Message, ...] = (
         tokens_from="tokenizer",
         block_size=16,
         chain=bytes(range(24)),
+        chain_unit="text",
         max_output_tokens=256,
         priority=-1,
         excluded=("w3",),

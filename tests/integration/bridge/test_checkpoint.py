@@ -1,0 +1,103 @@
+"""A bridge that comes back begins with the index that the one before it left in the object store."""
+
+from __future__ import annotations
+
+from bus import subjects
+from bus.errors import KeyMissingError
+from bus.interface import Bus
+from kvcore import PrefixIndex
+from schemas.base import from_json, to_json
+from schemas.kv import SnapshotReply, SnapshotRequest
+from services.bridge.checkpoint import Checkpoint
+from tests.integration.bridge.house import running_bridge, running_indexer, source_of, until, until_applied, until_async
+from tests.integration.bridge.scripted_engine import ScriptedEngine, batch, removed
+from tests.integration.bridge.test_bridge import FIRST, Stream, block
+
+POINTER = "w.checkpoint"
+
+
+async def snapshot(bus: Bus) -> tuple[SnapshotReply, PrefixIndex]:
+    """The bridge's own index, by way of the store."""
+    answer = await bus.request(subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=5.0)
+    reply = from_json(answer.payload, SnapshotReply)
+    index = PrefixIndex()
+    index.load(await (await bus.objects(reply.bucket)).get(reply.key))
+    return reply, index
+
+
+async def checkpointed(bus: Bus, seq: int) -> None:
+    """Until the store has a checkpoint of batch ``seq``."""
+    objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+
+    async def there() -> bool:
+        try:
+            checkpoint = from_json(await objects.get(POINTER), Checkpoint)
+        except KeyMissingError:
+            return False
+        return [rank.seq for rank in checkpoint.ranks] == [seq]
+
+    await until_async(there, f"a checkpoint of batch {seq}")
+
+
+async def test_bridge_and_indexer_come_back_with_more_than_the_engine_remembers(url: str, bus: Bus) -> None:
+    """The replay buffer has lost the beginning long ago; bridge and indexer both restart: nothing is missing, nothing
+    was cleared, and the stream has kept its name."""
+    stream = await Stream.of(bus)
+    async with ScriptedEngine(block_size=4) as engine:
+        async with running_indexer(url) as indexer, running_bridge(engine, url, checkpoint_interval_s=0.05):
+            for number in range(6):
+                await engine.publish(block(number))
+            await engine.publish(batch(removed([101])))
+            await until_applied(indexer, 6)
+            await checkpointed(bus, 6)
+            before = indexer.core.replica.index.content()
+            assert len(before["w", 0]) == 5
+        await engine.publish(block(7))
+        engine.forget_before(6)
+        async with running_bridge(engine, url), running_indexer(url) as indexer:
+            await until_applied(indexer, 7)
+            await until(lambda: source_of(indexer).health == "synced", "synced")
+            content = indexer.core.replica.index.content()
+            assert len(content["w", 0]) == 6
+            assert before["w", 0].items() <= content["w", 0].items()
+            reply, own = await snapshot(bus)
+            assert [(mark.incarnation, mark.seq) for mark in reply.marks] == [(FIRST, 7)]
+            assert own.content() == content
+    assert stream.numbers()[-2:] == [(FIRST, 6), (FIRST, 7)]
+
+
+async def test_checkpoint_that_cannot_be_used(url: str, bus: Bus) -> None:
+    """Damaged, of another engine process, or too old for the replay buffer: the engine is read as far back as it goes,
+    and what is missing is said."""
+    objects = await bus.objects(subjects.OBJECTS_SNAPSHOTS)
+    stream = await Stream.of(bus)
+    async with ScriptedEngine(block_size=4) as engine:
+        async with running_bridge(engine, url):
+            for number in range(3):
+                await engine.publish(block(number))
+            await stream.until_numbers(3)
+            reply, _ = await snapshot(bus)
+        good = await objects.get(reply.key)
+        await objects.put(reply.key, good[:-1] + b"\x00")
+        async with running_bridge(engine, url):
+            await stream.until_numbers(6)
+            assert (await stream.until_stream("synced")).incarnation == FIRST
+        await objects.put(POINTER, b"junk")
+        async with running_bridge(engine, url):
+            await stream.until_numbers(9)
+            reply, _ = await snapshot(bus)
+        for number in range(3, 6):
+            await engine.publish(block(number))
+        engine.forget_before(5)
+        async with running_bridge(engine, url):
+            gone = await stream.until_stream("catching_up", "history_gone")
+            assert gone.incarnation != FIRST
+            _, own = await snapshot(bus)
+            assert own.resident("w", 0) == 1
+        await engine.restart()
+        await engine.publish(block(9))
+        async with running_bridge(engine, url):
+            await stream.until_stream("synced")
+            reply, own = await snapshot(bus)
+            assert [mark.incarnation for mark in reply.marks] == ["1795973280250.0"]
+            assert own.resident("w", 0) == 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.index import TierBlocks
-from services.admission.cost import CostWeights, Load, Prompt, cost, predicted_cached_tokens
+from services.admission.cost import CostWeights, Load, Pricing, Prompt, predicted_cached_tokens
 from services.admission.placement import EQUAL
 from services.admission.scheduling.interface import (
     Actions,
@@ -140,13 +140,11 @@ def placement_costs(
 ) -> dict[int, float]:
     """The cost in blocks of a prompt on each seat, which holds ``reach`` blocks of it as a prefix."""
     least = min(loads[seat].prefill_tokens for seat in seats)
+    pricing = {
+        size: Pricing(weights, Prompt(prompt_tokens, size), least)
+        for size in {facts.block_size for facts in seats.values()}
+    }
     return {
-        seat: cost(
-            weights,
-            Prompt(prompt_tokens, facts.block_size),
-            loads[seat],
-            blocks=TierBlocks(device=reach[seat]),
-            least_prefill_tokens=least,
-        )[0]
+        seat: pricing[facts.block_size].total(loads[seat], TierBlocks(device=reach[seat]), 0, 0)
         for seat, facts in seats.items()
     }

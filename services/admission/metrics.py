@@ -53,7 +53,7 @@ class AdmissionMetrics(Collector):
         state, deciding = self._core.state, self._core.deciding
         yield _gauge("leader", "1 while this process is the admission leader.", float(self._core.leading))
         depth = GaugeMetricFamily("tidegate_queue_depth", "Entries that wait, by queue.", labels=["queue"])
-        depth.add_metric(["admission_hold"], len(deciding.holds))
+        depth.add_metric(["admission_hold"], deciding.held)
         depth.add_metric(["admission_questions"], deciding.open_questions)
         yield depth
         grants = GaugeMetricFamily("tidegate_open_grants", "Turns admitted and not ended.", labels=["worker", "rank"])

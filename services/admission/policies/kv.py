@@ -78,7 +78,7 @@ class Kv(Base):
 
     def program_arrives(self, now: float, program: ProgramFacts) -> None:
         parent = self._preferred.get(program.parent) if program.parent is not None else None
-        if parent is not None:
+        if parent is not None and program.name not in self._preferred:
             self._preferred[program.name] = (parent[0], self._child_stickiness)
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
@@ -87,13 +87,21 @@ class Kv(Base):
         blocks = self.fleet.residency(turn.turn) or ()
         reach = {seat: blocks[seat] if seat < len(blocks) else 0 for seat in self._seats}
         seat = self._choose(turn, reach)
+        self._book(turn, seat, reach[seat])
+        return (Admission(turn.turn, seat),)
+
+    def turn_runs(self, now: float, turn: TurnFacts, seat: int) -> Actions:
+        if seat in self._seats and turn.turn not in self._booked:
+            self._book(turn, seat, 0)
+        return ()
+
+    def _book(self, turn: TurnFacts, seat: int, reach: int) -> None:
         size = self._seats[seat].block_size
-        cached = predicted_cached_tokens(reach[seat], turn.prompt_tokens, size)
+        cached = predicted_cached_tokens(reach, turn.prompt_tokens, size)
         booked = _Booked(turn.program, seat, turn.prompt_tokens - cached, turn.prompt_tokens // size)
         self._booked[turn.turn] = booked
         self._add(seat, 1, booked.prefill, booked.blocks)
         self._preferred[turn.program] = (seat, self._stickiness)
-        return (Admission(turn.turn, seat),)
 
     def _choose(self, turn: TurnFacts, reach: Mapping[int, int]) -> int:
         costs = placement_costs(self._weights, turn.prompt_tokens, self._seats, self._loads, reach)

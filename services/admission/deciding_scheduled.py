@@ -34,7 +34,7 @@ class ScheduledDeciding(Deciding):
         self._scheduled = scheduled
         self.with_policy = HoldQueue(state.settings.hold_queue_limit)
         self._full: dict[str, Ask] = {}
-        """Let, and at the limit of grants of its rank."""
+        """Those that the policy has let, and that wait for a place, or for an earlier one of their session."""
 
     @property
     def held(self) -> int:
@@ -122,6 +122,10 @@ class ScheduledDeciding(Deciding):
 
     def _let(self, ask: Ask, now: float) -> list[Effect]:
         """On to the grant, with a new answer of the index where the old one may not be true any more."""
+        if ask.request.identity.key in self._open_sessions:
+            ask.hold_reason = "session_order"
+            self._full[ask.request.request_id] = ask
+            return []
         self._leave(ask, now)
         if now - ask.viewed_at > RENEWED_AFTER_S:
             return self._ask_index(ask, now)
@@ -140,10 +144,10 @@ class ScheduledDeciding(Deciding):
         places = {(seat.worker, seat.rank): number for number, seat in enumerate(placement.seats)}
         choice = places.get((let.worker, let.rank))
         barred = placement.seats[choice].excluded if choice is not None else "not_served"
+        if barred == "at_limit" or (barred is None and self._is_behind(ask)):
+            return self._wait_for_room(ask, now)
         if barred is None:
             return self._commit(ask, replace(placement, choice=choice), None, now)
-        if barred == "at_limit":
-            return self._wait_for_room(ask, now)
         self._scheduled.withdraw(request.request_id)
         ask.let = None
         return self._commit(ask, placement, None, now)
@@ -187,8 +191,17 @@ class ScheduledDeciding(Deciding):
         ask.say_held_at = now
         return []
 
+    def _is_behind(self, ask: Ask) -> bool:
+        """Whether somebody who asked earlier waits for the same rank."""
+        others = [other for other in self._full.values() if other.let is not None and other.arrival < ask.arrival]
+        return ask.let is not None and any(
+            (other.let.worker, other.let.rank) == (ask.let.worker, ask.let.rank) for other in others if other.let
+        )
+
     def _has_room(self, ask: Ask) -> bool:
         limit, let, request = self._state.settings.max_grants_per_rank, ask.let, ask.request
+        if request.identity.key in self._open_sessions:
+            return False
         if let is not None:
             return self._state.ledger.account(let.worker, let.rank).requests < limit
         workers = self._state.fleet.serving(request.model)

@@ -24,7 +24,7 @@ from tests.unit.admission.build import (
     Driven,
     accepted,
     ask,
-    check_books,
+    check_conserved,
     driven,
     end,
     facts,
@@ -61,34 +61,6 @@ def done(core: Driven, name: str, session: str, tokens: int, *, tool: str | None
     usage = Usage(input_tokens=tokens, output_tokens=50, cached_tokens=0)
     fact = end(name, session, usage=usage, worker=None)
     return core.end(msgspec.structs.replace(fact, tool_names=(tool,) if tool else ()))
-
-
-def check_conserved(core: Driven) -> None:
-    """What the policy has booked is exactly what is granted and leased, recomputed from its parts."""
-    scheduled = core.core.state.scheduled
-    assert scheduled is not None
-    check_books(core.core)
-    granted_at = {entry.grant.request_id: (entry.grant.worker, entry.grant.rank) for entry in core.core.state.ledger}
-    waiting = {ask.request.request_id for _, ask in core.core.deciding.with_policy.in_line()}  # type: ignore[attr-defined]
-    numbers: set[int] = set()
-    for turn in scheduled.turns.values():
-        numbers.add(turn.number)
-        if turn.place is not None and turn.request_id in granted_at:
-            assert granted_at[turn.request_id] == turn.place
-        else:
-            assert core.core.deciding.waits(turn.request_id)
-    assert {name for name in waiting if scheduled.place_of(name) is None} <= set(scheduled.turns)
-    for pool in scheduled.pools.values():
-        assert isinstance(pool.policy, Commit)
-        book = pool.policy.book
-        assert set(book.turns) == numbers
-        assert set(book.seats) == set(pool.places)
-        for seat in book.seats.values():
-            programs = [program for program in book.programs if program.seat == seat.number]
-            running = [turn for program in programs for turn in program.running.values()]
-            assert seat.load == sum(turn.charge for turn in running) + sum(each.lease_charge for each in programs)
-            assert seat.running == len(running)
-            assert seat.prefill == sum(turn.prefill for turn in running)
 
 
 # Settings

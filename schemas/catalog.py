@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -21,7 +21,7 @@ from schemas.kv import KvHeaders, SnapshotReply, SnapshotRequest
 from schemas.placed import Placed
 from schemas.policy import RouteAnswer, RouteQuestion
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress
-from schemas.session import SessionFact
+from schemas.session import SessionFact, SessionFactState
 from schemas.tool import ToolEvent
 from schemas.trace import TraceRow
 from schemas.worker import WorkerState
@@ -223,7 +223,7 @@ CHANNELS: tuple[Channel, ...] = (
         summary="A transition of a session, with the numbers that caused it.",
         loss=_GAP,
         messages=(SessionFact,),
-        values={"state": ("opened", "acting", "leased", "released", "paused", "resumed", "closed")},
+        values={"state": get_args(SessionFactState)},
     ),
     Channel(
         name="tool",

@@ -66,12 +66,19 @@ class SessionIdentity(Message, frozen=True, kw_only=True, omit_defaults=True):
     turn_id: str | None = None
 
 
+SessionFactState = Literal[
+    "opened", "acting", "leased", "released", "revoked", "expired", "paused", "resumed", "closed"
+]
+"""Of a lease (KV that an idle session keeps at a rank): ``released`` by its session, which returned or ended;
+``revoked`` for others' need; ``expired`` with its session."""
+
+
 class SessionFact(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """A transition of a session, with the numbers that caused it (for a lease: τ or floor, P, benefit, cost, η, T)."""
 
     session: SessionKey
     session_id: str
-    state: Literal["opened", "acting", "leased", "released", "paused", "resumed", "closed"]
+    state: SessionFactState
     parent: SessionKey | None = None
     model: str | None = None
     worker: str | None = None

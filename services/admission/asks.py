@@ -7,14 +7,17 @@ from enum import Enum
 
 from schemas.admit import AdmitRequest
 from services.admission.placement import IndexView
+from services.admission.scheduled import Let
 
 
 class Stage(Enum):
-    """``HELD``: waits in line. ``INDEX``, ``POLICY``: a question about it is open."""
+    """``HELD``: waits in line. ``INDEX``, ``POLICY``: a question about it is open. ``SCHEDULED``: the scheduling policy
+    knows it, and it waits."""
 
     HELD = "held"
     INDEX = "index"
     POLICY = "policy"
+    SCHEDULED = "scheduled"
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,8 @@ class Ask:
 
     ``arrival`` grows with every ask and orders the line. ``ticket`` numbers the open question, so that a late answer to
     an earlier one is recognised. Times are Unix seconds; ``held_since`` is ``None`` while it is not in line.
+    ``builtin``: whose choice it is. ``let``: where the scheduling policy has sent it. ``viewed_at``: when ``index``
+    was said.
     """
 
     request: AdmitRequest
@@ -38,3 +43,6 @@ class Ask:
     hold_reason: str | None = None
     say_held_at: float = 0.0
     index: IndexView | None = None
+    builtin: str = "kv"
+    let: Let | None = None
+    viewed_at: float = 0.0

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from bus.settings import CommonSettings
 from replica.config import ReplicaSettings
 from services.admission.cost import CostWeights
+from services.admission.policies.registry import make_policy
 
 
 class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the leader decides by.
+
+    ``policy``: who runs when, and where. ``kv`` holds nothing back; any other name of
+    `services.admission.policies.registry` may, with ``policy_parameters`` of its own (a turn that it holds waits up to
+    ``hold_deadline_s``). ``engine_priorities``: send the policy's order with each grant, for engines that schedule by
+    priority (others refuse the field).
 
     Placement: ``weights`` are the terms of the cost (see `CostWeights`). ``stickiness`` and ``child_stickiness``: how
     much dearer the session's previous worker (at a child's first placement, its parent's worker) may be and still be
@@ -35,7 +41,9 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     at most ``max_sessions`` are remembered; ``lease_s`` and ``renew_s`` of the leader's key.
     """
 
-    policy: Literal["kv"] = "kv"
+    policy: str = "kv"
+    policy_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    engine_priorities: bool = False
     weights: CostWeights = msgspec.field(default_factory=CostWeights)
     stickiness: float = 3.0
     child_stickiness: float = 0.25
@@ -92,6 +100,14 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(
                 "index_deadline_ms and route_policy_deadline_ms must be at most 1000 together (no held reply is sent "
                 "meanwhile, and an ingress takes silence for a dead leader)"
+            )
+        if self.policy != "kv":
+            make_policy(self.policy, self.policy_parameters)
+            if self.route_policy:
+                raise ValueError("route_policy can be asked only where policy is kv")
+        elif self.policy_parameters:
+            raise ValueError(
+                "policy_parameters: kv has none; weights, stickiness and child_stickiness are its settings"
             )
         if self.grant_ttl_s <= self.ingress_lost_s:
             raise ValueError("grant_ttl_s must be greater than ingress_lost_s (a lost ingress owes rows first)")

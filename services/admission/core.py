@@ -8,6 +8,7 @@ from __future__ import annotations
 from schemas.admit import AdmitRequest
 from services.admission.config import AdmissionSettings
 from services.admission.deciding import Deciding
+from services.admission.deciding_scheduled import ScheduledDeciding
 from services.admission.effects import Effect
 from services.admission.events import (
     Accepted,
@@ -47,7 +48,8 @@ class Core:
 
     def __init__(self, settings: AdmissionSettings, instance: str, choose: Choose, now: float) -> None:
         self.state = AdmissionState.fresh(settings, choose, now)
-        self.deciding = Deciding(self.state)
+        scheduled = self.state.scheduled
+        self.deciding = Deciding(self.state) if scheduled is None else ScheduledDeciding(self.state, scheduled)
         self._follower = Follower(self.state, self.deciding)
         self._instance = instance
         self._ticked = now
@@ -65,6 +67,13 @@ class Core:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event; the effects are to be carried out in order."""
+        if self.state.scheduled is None:
+            return self._handle(event, now)
+        self.state.scheduled.at(now)
+        effects = self._handle(event, now)
+        return [*effects, *self.deciding.settle(now)]
+
+    def _handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case AdmitAsked(request, reply_to):
                 return self._asked(request, reply_to, now)

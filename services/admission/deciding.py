@@ -50,6 +50,11 @@ class Deciding:
         return len(self._asks)
 
     @property
+    def held(self) -> int:
+        """Asks that wait to be begun or let."""
+        return len(self.holds)
+
+    @property
     def open_questions(self) -> int:
         """Asks that wait for the index or the route policy."""
         return len(self._open)
@@ -204,6 +209,11 @@ class Deciding:
         effects += [self._give_up(ask, "hold_deadline", 503) for ask in overdue]
         return effects
 
+    def settle(self, now: float) -> list[Effect]:
+        """Whatever an event has left to do, when it is taken in."""
+        del now
+        return []
+
     # Inside
 
     def _deadline(self, request: AdmitRequest, now: float) -> float:
@@ -278,6 +288,10 @@ class Deciding:
         return self._give_up(ask, "no_worker", 503)
 
     def _drop(self, ask: Ask) -> None:
+        """It is not answered, or was refused."""
+        self._take_out(ask)
+
+    def _take_out(self, ask: Ask) -> None:
         del self._asks[ask.request.request_id]
         if ask.stage is Stage.HELD:
             self.holds.remove(ask)
@@ -308,6 +322,9 @@ class Deciding:
         if ask.held_since is not None:
             ask.held_s += now - ask.held_since
             ask.held_since = None
+        return self._ask_index(ask, now)
+
+    def _ask_index(self, ask: Ask, now: float) -> list[Effect]:
         ask.started_at = now
         ticket = self._question(ask, Stage.INDEX)
         request = ask.request
@@ -426,7 +443,7 @@ class Deciding:
             ask.hold_reason = "at_limit"
             self._line_up(ask, now)
             return [self._say_held(ask, now)]
-        self._drop(ask)
+        self._take_out(ask)
         state, request, chosen = self._state, ask.request, placement.chosen
         record = state.requests.get(request.request_id)
         worker = state.fleet.get(chosen.worker)
@@ -453,7 +470,7 @@ class Deciding:
             placement,
             grant,
             policy=policy,
-            builtin=state.settings.policy,
+            builtin=ask.builtin,
             block_size=size,
             predicted_cached_tokens=predicted,
             previous_worker=self._previous_worker(request),

@@ -12,7 +12,8 @@ from services.admission.asks import Ask
 from services.admission.lost import OUTCOME, total_ms
 from services.admission.placement import Placement
 from services.admission.requests import RequestRecord
-from services.admission.sessions import SessionChange
+from services.admission.scheduled import LeaseTold
+from services.admission.sessions import Session, SessionChange
 
 
 class FactWriter:
@@ -38,6 +39,22 @@ class FactWriter:
             context_tokens=session.context_tokens,
             reason=change.reason,
             numbers=change.numbers,
+        )
+
+    def lease(self, session: Session, told: LeaseTold, now: float) -> SessionFact:
+        """What became of the KV that an idle session keeps at a rank."""
+        return SessionFact(
+            **self._numbers.stamp(f"session.{told.state}", now),
+            session=session.identity.key,
+            session_id=session.identity.session_id,
+            state=told.state,
+            parent=session.identity.parent,
+            model=session.model,
+            worker=told.worker,
+            rank=told.rank,
+            turns=session.turns,
+            context_tokens=session.context_tokens,
+            numbers=dict(told.numbers),
         )
 
     def lost_end(self, record: RequestRecord, reason: str, now: float) -> RequestEnd:

@@ -41,6 +41,7 @@ class Follower:
         lost = self._state.fleet.stated(fact, self._state.ledger, now)
         if lost:
             self._worker_lost(fact.worker, "left" if fact.health == "left" else "restarted")
+        self._seats_changed(fact.worker, lost=lost)
         return self._deciding.pump_all(now)
 
     def silent_workers(self, now: float) -> list[Effect]:
@@ -49,12 +50,26 @@ class Follower:
         for name in silent:
             self._state.fleet.remove(name)
             self._worker_lost(name, "silence")
+            self._seats_changed(name, lost=True)
         return self._deciding.pump_all(now) if silent else []
 
     def _worker_lost(self, name: str, reason: str) -> None:
         """Nobody prefers it any more. Its grants go with their requests, which the ingress will end or retry."""
         self._state.counters.workers_lost[reason] += 1
         self._state.sessions.forget_worker(name)
+
+    def _seats_changed(self, name: str, *, lost: bool) -> None:
+        """Tell the scheduling policy, and what runs there already."""
+        state = self._state
+        if state.scheduled is None:
+            return
+        opened = state.scheduled.worker(name, state.fleet.get(name), lost=lost)
+        if not opened or lost:
+            return
+        for entry in state.ledger:
+            record = state.requests.get(entry.grant.request_id)
+            if record is not None and (entry.grant.worker, entry.grant.rank) in opened:
+                state.adopted(record)
 
     # Requests
 
@@ -99,6 +114,8 @@ class Follower:
             record.named = now
             self._state.ledger.renew(fact.request_id, now + self._state.settings.grant_ttl_s)
         self._state.ledger.prefilled(fact.request_id)
+        if self._state.scheduled is not None:
+            self._state.scheduled.first_token(fact.request_id)
         return []
 
     def ended(self, fact: RequestEnd, now: float) -> list[Effect]:
@@ -116,6 +133,8 @@ class Follower:
             effects = self._state.turn_placed(record, now)
         if fact.outcome in BROKEN_OFF and fact.worker is not None:
             self._state.sessions.leave(record.identity.key, record.kind, fact.worker)
+        if self._state.scheduled is not None and fact.outcome == "completed":
+            self._state.scheduled.finished(fact, record.input_tokens)
         effects += self._finish(record, fact.usage, fact.outcome, now)
         return effects + self._deciding.pump_all(now)
 
@@ -143,6 +162,7 @@ class Follower:
                 adopted=True,
             )
         )
+        self._state.adopted(record)
         return self._state.turn_placed(record, now)
 
     # Ingresses
@@ -248,6 +268,7 @@ class Follower:
         entry = OpenGrant(grant, record.attempt, prefill_tokens, record.input_tokens // size, expires, adopted=True)
         self._state.ledger.open(entry)
         self._state.counters.grants["adopted"] += 1
+        self._state.adopted(record)
         return self._state.turn_placed(record, now)
 
     def _finish(self, record: RequestRecord, usage: Usage, reason: str, now: float) -> list[Effect]:

@@ -53,7 +53,7 @@ class AdmissionMetrics(Collector):
         state, deciding = self._core.state, self._core.deciding
         yield _gauge("leader", "1 while this process is the admission leader.", float(self._core.leading))
         depth = GaugeMetricFamily("tidegate_queue_depth", "Entries that wait, by queue.", labels=["queue"])
-        depth.add_metric(["admission_hold"], len(deciding.holds))
+        depth.add_metric(["admission_hold"], deciding.held)
         depth.add_metric(["admission_questions"], deciding.open_questions)
         yield depth
         grants = GaugeMetricFamily("tidegate_open_grants", "Turns admitted and not ended.", labels=["worker", "rank"])
@@ -92,6 +92,9 @@ class AdmissionMetrics(Collector):
         yield _totals("requests_lost", "Requests ended for their lost ingress.", "reason", counters.lost)
         yield _totals("workers_lost", "Workers lost.", "reason", counters.workers_lost)
         yield _totals("session_transitions", "Transitions of sessions.", "state", counters.sessions)
+        if self._core.state.scheduled is not None:
+            ignored = self._core.state.scheduled.ignored
+            yield _totals("policy_ignored", "What a scheduling policy wanted and cannot have.", "what", ignored)
         yield _totals("facts_missed", "Facts lost on the way, by family.", "family", self._gaps.missed)
         yield _totals("admission_bad_messages", "Messages that could not be read.", "kind", self.bad_messages)
         yield _totals("admission_publish_failed", "Messages that could not be sent.", "reason", self.publish_failed)

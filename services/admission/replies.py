@@ -17,6 +17,7 @@ def granted_reply(epoch: int, grant: Grant, worker: Worker, record: RequestRecor
             grant=grant,
             url=worker.state.profile.url,
             predicted_cached_tokens=predicted,
+            priority=record.priority,
         )
     return Granted(
         request_id=grant.request_id,
@@ -30,4 +31,5 @@ def granted_reply(epoch: int, grant: Grant, worker: Worker, record: RequestRecor
         index_reason=decision.index_reason,
         hold_ms=decision.hold_ms,
         hold_reason=decision.hold_reason,
+        priority=record.priority,
     )

@@ -28,6 +28,7 @@ class RequestRecord:
     """One accepted request: what its row needs should its ingress die. ``named``: when a fact named it last.
 
     ``attempt``: the highest asked for or dispatched. ``turn_open``: its session counts it as in flight.
+    ``priority``: of its grant, as its engine is to read it.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class RequestRecord:
     decision: Decision | None = None
     ttft_ms: float | None = None
     turn_open: bool = False
+    priority: int | None = None
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from services.admission.facts import FactWriter
 from services.admission.grants import Ledger, OpenGrant
 from services.admission.placement import Choose
 from services.admission.requests import RequestRecord, RequestTable
+from services.admission.scheduled import LeaseTold, Scheduled
 from services.admission.sessions import SessionChange, SessionTable
 from services.admission.workers import Fleet
 
@@ -29,19 +30,31 @@ class AdmissionState:
     requests: RequestTable
     counters: Counters
     facts: FactWriter | None = None
+    scheduled: Scheduled | None = None
 
     @classmethod
     def fresh(cls, settings: AdmissionSettings, choose: Choose, now: float) -> AdmissionState:
         """Nothing known yet; facts are listened to until ``warmup_s`` from now before anything is decided."""
+        sessions = SessionTable(settings.max_sessions)
+        scheduled = None
+        if settings.policy != "kv":
+            scheduled = Scheduled(
+                settings.policy,
+                settings.policy_parameters,
+                choose,
+                lambda key: sessions.get(key) is not None,
+                now,
+            )
         return cls(
             settings=settings,
             choose=choose,
             warm_at=now + settings.warmup_s,
             fleet=Fleet(settings.foreign_request_tokens),
             ledger=Ledger(),
-            sessions=SessionTable(settings.max_sessions),
+            sessions=sessions,
             requests=RequestTable(),
             counters=Counters(),
+            scheduled=scheduled,
         )
 
     def release(self, request_id: str, why: str) -> OpenGrant | None:
@@ -49,12 +62,34 @@ class AdmissionState:
         entry = self.ledger.release(request_id)
         if entry is not None:
             self.counters.released[why] += 1
+            if self.scheduled is not None:
+                self.scheduled.withdraw(request_id)
         return entry
+
+    def adopted(self, record: RequestRecord) -> None:
+        """The request runs on ``record.worker``, where others sent it."""
+        if self.scheduled is not None and record.worker is not None:
+            self.scheduled.runs(record, record.worker, record.rank or 0, self.turn_index(record))
+
+    def turn_index(self, record: RequestRecord) -> int:
+        """Turns that the request's session had before it."""
+        session = self.sessions.get(record.identity.key)
+        return max(0, session.turns - record.turn_open) if session is not None else 0
+
+    def lease_told(self, told: LeaseTold, now: float) -> list[Effect]:
+        """Count what became of a lease and, as leader, publish it."""
+        session = self.sessions.get(told.session)
+        if session is None or self.facts is None:
+            return []
+        self.counters.sessions[told.state] += 1
+        return [Publish(self.facts.lease(session, told, now))]
 
     def tell_sessions(self, changes: list[SessionChange], now: float) -> list[Effect]:
         """Count the transitions and, as leader, publish them."""
         effects: list[Effect] = []
         for change in changes:
+            if change.state == "closed" and self.scheduled is not None:
+                self.scheduled.closed(change.session.identity.key)
             self.counters.sessions[change.state] += 1
             if self.facts is not None:
                 effects.append(Publish(self.facts.session(change, now)))

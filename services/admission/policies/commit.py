@@ -127,12 +127,7 @@ class Commit(Base):
         self.book.advance(now)
         program = self._known(now, ProgramFacts(turn.program, "", None))
         capacity = max(seat.capacity for seat in self.book.seats.values())
-        output = self.parameters.output_tokens
-        if output is None:
-            output = round(self.learned.output_p90(program.key))
-        if turn.max_output_tokens is not None:
-            output = min(output, turn.max_output_tokens)
-        held = self.book.wait(program, turn, now, min(turn.prompt_tokens + output, capacity))
+        held = self.book.wait(program, turn, now, self._charge(program, turn, capacity))
         if program.facts.single and program.first_waiting is held:
             seats = list(self.book.seats.values())
             at_home = [seat for seat in seats if program.running and seat.number == program.seat]
@@ -140,6 +135,20 @@ class Commit(Base):
         elif turn.index or program.turns or held.charge > self.parameters.lo * capacity:
             self._count += 1
             heapq.heappush(self._deadlines, (now + self.parameters.hold_limit_s, self._count, turn.turn))
+        return self._answer(now)
+
+    def turn_runs(self, now: float, turn: TurnFacts, seat: int) -> Actions:
+        """A program runs on one seat at a time: a turn that runs elsewhere meanwhile is taken for one without a
+        session."""
+        there = self.book.seats.get(seat)
+        if there is None or turn.turn in self.book.turns:
+            return ()
+        self.book.advance(now)
+        program = self._known(now, ProgramFacts(turn.program, "", None))
+        if program.running and program.seat != seat:
+            program = self._known(now, ProgramFacts(f"{turn.program}#{turn.turn}", "", None, single=True))
+        held = self.book.wait(program, turn, now, self._charge(program, turn, there.capacity))
+        self._run(program, held, there)
         return self._answer(now)
 
     def first_token(self, now: float, turn: int) -> Actions:
@@ -222,6 +231,15 @@ class Commit(Base):
                 self._close(program, now, "expired")
             else:
                 self.book.programs.touch(program, now)
+
+    def _charge(self, program: Program, turn: TurnFacts, capacity: int) -> int:
+        """Tokens that the turn takes of its seat: its prompt, and room for its answer."""
+        output = self.parameters.output_tokens
+        if output is None:
+            output = round(self.learned.output_p90(program.key))
+        if turn.max_output_tokens is not None:
+            output = min(output, turn.max_output_tokens)
+        return min(turn.prompt_tokens + output, capacity)
 
     def _refused(self, turn: TurnFacts) -> bool:
         """Whether no seat can ever hold it; says so."""
@@ -452,10 +470,13 @@ class Commit(Base):
         }
 
     def _admit(self, program: Program, turn: HeldTurn, seat: Seat, *, forced: bool = False) -> None:
+        self._run(program, turn, seat, forced=forced)
+        self._actions.append(Admission(turn.facts.turn, seat.number, round(program.rank)))
+
+    def _run(self, program: Program, turn: HeldTurn, seat: Seat, *, forced: bool = False) -> None:
         before = program.seat
         cached = self._reach(turn, [seat])[seat.number]
         cached = predicted_cached_tokens(cached, turn.facts.prompt_tokens, seat.facts.block_size)
         if program.state is ProgramState.LEASED and before is not None:
             self._actions.append(LeaseChange(program.facts.name, before, "released"))
         self.book.admit(program, turn, seat, cached=cached, forced=forced)
-        self._actions.append(Admission(turn.facts.turn, seat.number, round(program.rank)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.index import TierBlocks
-from services.admission.cost import CostWeights, Load, Prompt, cost, predicted_cached_tokens
+from services.admission.cost import CostWeights, Load, Pricing, Prompt, predicted_cached_tokens
 from services.admission.placement import EQUAL
 from services.admission.scheduling.interface import (
     Actions,
@@ -78,7 +78,7 @@ class Kv(Base):
 
     def program_arrives(self, now: float, program: ProgramFacts) -> None:
         parent = self._preferred.get(program.parent) if program.parent is not None else None
-        if parent is not None:
+        if parent is not None and program.name not in self._preferred:
             self._preferred[program.name] = (parent[0], self._child_stickiness)
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
@@ -87,13 +87,21 @@ class Kv(Base):
         blocks = self.fleet.residency(turn.turn) or ()
         reach = {seat: blocks[seat] if seat < len(blocks) else 0 for seat in self._seats}
         seat = self._choose(turn, reach)
+        self._book(turn, seat, reach[seat])
+        return (Admission(turn.turn, seat),)
+
+    def turn_runs(self, now: float, turn: TurnFacts, seat: int) -> Actions:
+        if seat in self._seats and turn.turn not in self._booked:
+            self._book(turn, seat, 0)
+        return ()
+
+    def _book(self, turn: TurnFacts, seat: int, reach: int) -> None:
         size = self._seats[seat].block_size
-        cached = predicted_cached_tokens(reach[seat], turn.prompt_tokens, size)
+        cached = predicted_cached_tokens(reach, turn.prompt_tokens, size)
         booked = _Booked(turn.program, seat, turn.prompt_tokens - cached, turn.prompt_tokens // size)
         self._booked[turn.turn] = booked
         self._add(seat, 1, booked.prefill, booked.blocks)
         self._preferred[turn.program] = (seat, self._stickiness)
-        return (Admission(turn.turn, seat),)
 
     def _choose(self, turn: TurnFacts, reach: Mapping[int, int]) -> int:
         costs = placement_costs(self._weights, turn.prompt_tokens, self._seats, self._loads, reach)
@@ -140,13 +148,11 @@ def placement_costs(
 ) -> dict[int, float]:
     """The cost in blocks of a prompt on each seat, which holds ``reach`` blocks of it as a prefix."""
     least = min(loads[seat].prefill_tokens for seat in seats)
+    pricing = {
+        size: Pricing(weights, Prompt(prompt_tokens, size), least)
+        for size in {facts.block_size for facts in seats.values()}
+    }
     return {
-        seat: cost(
-            weights,
-            Prompt(prompt_tokens, facts.block_size),
-            loads[seat],
-            blocks=TierBlocks(device=reach[seat]),
-            least_prefill_tokens=least,
-        )[0]
+        seat: pricing[facts.block_size].total(loads[seat], TierBlocks(device=reach[seat]), 0, 0)
         for seat, facts in seats.items()
     }

@@ -169,6 +169,10 @@ class Policy(Protocol):
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions: ...
 
+    def turn_runs(self, now: float, turn: TurnFacts, seat: int) -> Actions:
+        """The turn runs there although the policy has not admitted it: another process did, or its sender chose by
+        itself. What it takes is booked, and no `Admission` answers."""
+
     def first_token(self, now: float, turn: int) -> Actions: ...
 
     def turn_finished(self, now: float, usage: TurnUsage) -> Actions: ...
@@ -200,6 +204,10 @@ class Base:
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
         raise NotImplementedError
+
+    def turn_runs(self, now: float, turn: TurnFacts, seat: int) -> Actions:
+        del now, turn, seat
+        return ()
 
     def first_token(self, now: float, turn: int) -> Actions:
         del now, turn

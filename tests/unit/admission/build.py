@@ -29,6 +29,7 @@ from services.admission.events import (
     Tick,
     WorkerStated,
 )
+from services.admission.policies.commit import Commit
 
 MODEL = "m"
 START = 1_000_000.0
@@ -305,3 +306,29 @@ def check_books(core: Core) -> None:
         found = [account.requests, account.waiting, account.prefill_tokens, account.blocks]
         assert sums.pop(rank, [0, 0, 0, 0]) == found
     assert not sums
+
+
+def check_conserved(core: Driven) -> None:
+    """What the policy has booked is exactly what is granted and leased, recomputed from its parts."""
+    scheduled = core.core.state.scheduled
+    assert scheduled is not None
+    check_books(core.core)
+    granted_at = {entry.grant.request_id: (entry.grant.worker, entry.grant.rank) for entry in core.core.state.ledger}
+    numbers: set[int] = set()
+    for turn in scheduled.turns.values():
+        numbers.add(turn.number)
+        if turn.place is not None and turn.request_id in granted_at:
+            assert granted_at[turn.request_id] == turn.place
+        else:
+            assert core.core.deciding.waits(turn.request_id)
+    for pool in scheduled.pools.values():
+        assert isinstance(pool.policy, Commit)
+        book = pool.policy.book
+        assert set(book.turns) == numbers
+        assert set(book.seats) == set(pool.places)
+        for seat in book.seats.values():
+            programs = [program for program in book.programs if program.seat == seat.number]
+            running = [turn for program in programs for turn in program.running.values()]
+            assert seat.load == sum(turn.charge for turn in running) + sum(each.lease_charge for each in programs)
+            assert seat.running == len(running)
+            assert seat.prefill == sum(turn.prefill for turn in running)

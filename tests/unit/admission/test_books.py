@@ -49,9 +49,7 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core: Driven = driven(
-            max_grants_per_rank=LIMIT, grant_ttl_s=TTL_S, hold_deadline_s=HOLD_S, hold_queue_limit=6
-        )
+        self.core: Driven = self.fresh()
         self.core.answer_index = False
         self.requests: dict[str, Owed] = {}
         self.questions: list[int] = []
@@ -64,6 +62,9 @@ class Books(RuleBasedStateMachine):
         self.grant_order: dict[str, list[int]] = {}
         self.epoch = 10
         self.asks = 0
+
+    def fresh(self) -> Driven:
+        return driven(max_grants_per_rank=LIMIT, grant_ttl_s=TTL_S, hold_deadline_s=HOLD_S, hold_queue_limit=6)
 
     @initialize(answered_at_once=st.booleans())
     def start(self, answered_at_once: bool) -> None:
@@ -299,7 +300,11 @@ class Books(RuleBasedStateMachine):
         assert not [each for each in self.requests.values() if each.waiting]
         assert len(self.core.core.deciding) == 0
         assert len(self.core.core.state.ledger) == 0
-        assert all(owed.gone or owed.epoch == self.epochs[owed.ingress] for owed in self.requests.values())
+        state = self.core.core.state
+        forgotten = [each for each in self.live() if each.epoch != self.epochs[each.ingress]]
+        assert not [each for each in forgotten if state.requests.get(each.request_id) is not None]
+        # Nobody ends what its ingress had not named for long before it was lost.
+        assert len(forgotten) <= state.counters.vanished + state.counters.released["lapsed"]
         check_books(self.core.core)
 
     def answer_all(self) -> None:

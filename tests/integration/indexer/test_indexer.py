@@ -216,7 +216,12 @@ async def test_worker_without_events_is_approximate(url: str, bus: Bus) -> None:
         running_indexer(url) as indexer,
         running_bridge(engine, url, kv_events=(), kv_replay=()),
     ):
-        await until(lambda: "w" in indexer.core.replica.workers, "the worker is known")
+
+        def known() -> bool:
+            worker = indexer.core.replica.workers.get("w")
+            return worker is not None and bool(worker.state.profile.model)
+
+        await until(known, "the worker and its model are known")
         match = await ask_one(bus, tokens(2))
         assert (match.health, match.reason, match.blocks.reach) == ("approximate", "no_events", 0)
         bus.publish(subjects.placed("w"), to_msgpack(placed(tokens(2))))

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bus import subjects
+from bus.errors import BusError
 from bus.nats import NatsBus
-from schemas.admit import Granted, Held
+from schemas.admit import AdmitRequest, Granted, Held
 from schemas.base import to_json
 from schemas.request import RequestEnd, Usage
-from tests.integration.admission.test_own_index import is_ready
+from tests.integration.admission.test_own_index import is_ready, metric
 from tests.integration.admission.world import World, identity
 from tests.integration.bridge.house import chain_of_prompt, until_async
 from tests.integration.engine.engines import RunningEngine, running_engine
@@ -155,3 +156,62 @@ async def test_commit_finishes_every_session_and_computes_less_twice_than_kv(
     assert {"leased", "released"} <= commit.leases
     assert not {each.reason for each in kv.held} & {"policy"}
     assert commit.recomputed < 0.8 * kv.recomputed
+
+
+async def test_a_standby_knows_what_memory_is_taken_when_its_leader_dies(
+    url: str, bus: NatsBus, tmp_path: Path
+) -> None:
+    """kill -9 of the leader while a turn runs and another is held: the next leader holds it too, for the same reason,
+    and lets it go when the first ends."""
+    world = World(bus, workers=("w1",))
+    await world.start(index=False)
+    settings: dict[str, object] = {
+        "nats_url": url,
+        "warmup_s": 0.5,
+        "policy": "commit",
+        "policy_parameters": '{"output_tokens": 100}',
+    }
+    try:
+        async with AsyncExitStack() as stack:
+            first, second = [
+                await stack.enter_async_context(
+                    python_process(
+                        "services.admission",
+                        *settings_arguments({**settings, "instance": name}),
+                        directory=tmp_path,
+                        name=name,
+                    )
+                )
+                for name in ("admission-1", "admission-2")
+            ]
+            for process in (first, second):
+                await process.wait_said("service_started")
+                await until_async(lambda each=process: asyncio.to_thread(is_ready, each), "ready")  # type: ignore[misc]
+            running = world.request("r1", "s1", tokens=9_000)
+            granted = await world.grant(running)
+            leader = first if metric(first, "tidegate_leader") else second
+            waiting = world.request("r2", "s2", tokens=9_000)
+            world.accept(waiting)
+            await leader.kill()
+            held: list[Held] = []
+            asked = asyncio.create_task(_ask_until_granted(world, waiting, held))
+            await until_async(lambda: asyncio.sleep(0, len(held) >= 3), "held by the next leader")
+            assert {each.reason for each in held} == {"policy"}
+            assert granted.epoch not in {each.epoch for each in held}
+            world.end(running, "w1")
+            answer = await asyncio.wait_for(asked, 10)
+            assert (answer.grant.worker, answer.hold_reason) == ("w1", "policy")
+    finally:
+        await world.stop()
+
+
+async def _ask_until_granted(world: World, request: AdmitRequest, held: list[Held]) -> Granted:
+    """As an ingress does that never decides by itself."""
+    while True:
+        try:
+            answer = await world.ask(request, idle_s=1.5, deadline_s=20.0, held=held)
+        except BusError:
+            await asyncio.sleep(0.05)
+            continue
+        assert isinstance(answer, Granted), answer
+        return answer

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from bus.errors import SettingsError
+from bus.facts import GapCounter
 from bus.settings import load_settings
 from schemas.admit import Granted
 from schemas.decision import Decision
@@ -18,6 +19,7 @@ from schemas.worker import WorkerProfile
 from services.admission.config import AdmissionSettings
 from services.admission.effects import AskIndex, Effect
 from services.admission.events import Decided, LeadershipChanged, MatchAnswered, WorkerStated
+from services.admission.metrics import AdmissionMetrics
 from services.admission.policies.commit import Commit
 from services.admission.policies.registry import POLICIES
 from tests.unit.admission.build import (
@@ -108,6 +110,20 @@ def test_every_policy_runs_turns_in_the_service(name: str) -> None:
         if turn == 1:
             core.do(WorkerStated(worker_state("b", health="left")))
     assert len(core.core.state.ledger) == 0
+
+
+def test_what_an_engine_cannot_do_is_counted() -> None:
+    """A fixed time-to-live pins blocks inside the engine, which no engine outside the laboratory can be told."""
+    core = driven(policy="static_ttl")
+    core.do(WorkerStated(worker_state("a")))
+    for turn in range(3):
+        core.ask(ask(f"r{turn}", "s", tokens=1_000 + turn))
+        core.now += 0.5
+        done(core, f"r{turn}", "s", 1_000 + turn)
+        core.now += 0.5
+    page = {metric.name: metric for metric in AdmissionMetrics(core.core, GapCounter()).collect()}
+    counted = {sample.labels["what"]: sample.value for sample in page["tidegate_policy_ignored"].samples}
+    assert counted["pin"] >= 1
 
 
 # Holding

@@ -63,6 +63,6 @@ class ScheduledBooks(Books):
 
 
 ScheduledBooks.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestScheduledBooks = ScheduledBooks.TestCase

@@ -82,7 +82,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Arrival], list[Chain]]:
     return arrivals, chains
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     scenes(),
     st.integers(27, 60),
@@ -128,7 +128,7 @@ def test_a_rank_does_what_the_block_exact_engine_does(
         assert rank.cache.used_blocks == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenes(), st.integers(27, 60), st.booleans())
 def test_jumping_and_stepping_are_the_same(scene: tuple[list[Arrival], list[Chain]], blocks: int, linear: bool) -> None:
     """With both models of time, and with runs cut short by every bound."""

@@ -160,11 +160,7 @@ def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     ("module", "arguments", "name"),
     [
         ("tidegate", ["doctor"], "tidegate"),
-        ("tidegate", ["up", "--port", "0"], "tidegate"),
         ("services.indexer", [], "tidegate indexer"),
-        ("services.bridge", [], "tidegate bridge"),
-        ("services.admission", [], "tidegate admission"),
-        ("services.ingress", [], "tidegate ingress"),
         ("load.engine", [], "tidegate engine"),
     ],
 )

@@ -132,7 +132,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30), st.integers(
 
 
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=lambda value: str(value))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(EVENTS)
 def test_a_policy_survives_any_history(name: str, parameters: dict[str, object], events: list[Event]) -> None:
     """It admits only turns that are ready, once, to seats that are there; and answers the same when told the same."""

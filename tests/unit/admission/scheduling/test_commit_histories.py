@@ -151,7 +151,7 @@ def tell_histories(seeds: range, steps: int, play: Callable[[World, random.Rando
 
 def test_many_histories() -> None:
     """Histories that go further than a shrinking search does; 10,000 of them where the search is deep."""
-    tell_histories(range(10_000 if settings().max_examples >= 1000 else 100), 50)
+    tell_histories(range(10_000 if settings().max_examples >= 1000 else 40), 50)
 
 
 def test_turn_of_a_program_that_is_not_known() -> None:

@@ -244,7 +244,8 @@ async def test_a_slow_client_stops_the_engine_and_loses_nothing(stage: Stage) ->
 
 async def test_a_worker_that_falls_silent_gets_nothing_more(stage: Stage) -> None:
     """A15: a worker without heartbeats is not placed on; with none left, requests fail fast."""
-    async with stage.door(worker_lost_s=0.6) as door:
+    async with stage.door(worker_lost_s=1.5) as door:
+        await until(lambda: door.service.workers == 2, 5)
         stage.heartbeats.silent = {"worker-0"}
         await until(lambda: door.service.workers == 1, 5)
         for number in range(6):

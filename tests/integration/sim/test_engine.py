@@ -14,7 +14,7 @@ from load.sim.engine import Rank, RankConfig
 from load.sim.requests import SimRequest
 from load.sim.timing import LinearTiming, PeerTiming, Timing, Work
 from services.admission.policies.engine_rules import EngineRules
-from tests.unit.sim.exact import SIZE, TIMING, Arrival, Timeline, run_exact
+from tests.integration.sim.exact import SIZE, TIMING, Arrival, Timeline, run_exact
 
 
 def run_spans(

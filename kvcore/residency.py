@@ -268,6 +268,10 @@ class Residency:
             block = self.blocks.get(engine)
             if block is None:
                 block = self.blocks[engine] = Block(None, 0, None)
+            elif not block.copies and block.own is not None and block.parent is not None:
+                # It comes back without tokens. Its parent may have been forgotten meanwhile, and the parent's engine
+                # hash given to another block: then it would look reachable where it is not.
+                self.ambiguous = True
             unknown += block.own is None
             self._add(engine, block, event.tier)
         result.stored += len(event.hashes)

@@ -8,8 +8,8 @@ use pyo3::types::{PyBytes, PyString};
 /// Buffers from this size on are worked on with the GIL released; below it, releasing costs more than it frees.
 pub const DETACH_BYTES: usize = 32 * 1024;
 
-/// Run `work` on the bytes of any C-contiguous buffer, with the GIL released if there are `detach_from` and more and the
-/// buffer is read-only: a writable one could change under our hands.
+/// Run `work` on the bytes of any C-contiguous buffer, with the GIL released if it is `bytes` of `detach_from` and more:
+/// any other buffer could change under our hands.
 pub fn with_bytes<T: Send>(
     py: Python<'_>,
     object: &Bound<'_, PyAny>,
@@ -26,10 +26,11 @@ pub fn with_bytes<T: Send>(
     let bytes = match buffer.len_bytes() {
         0 => &[][..],
         // SAFETY: the buffer is contiguous, holds this many initialised bytes, and stays exported until the end of this
-        // function. Nobody writes to it meanwhile: it is read-only, or the GIL is held.
+        // function. Nobody writes to it meanwhile: the GIL is held. (A read-only view may still be of something that
+        // others can write to, so that only exact `bytes` are worked on without the GIL.)
         length => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), length) },
     };
-    Ok(run(py, bytes, if buffer.readonly() { detach_from } else { usize::MAX }, work))
+    Ok(run(py, bytes, usize::MAX, work))
 }
 
 fn run<T: Send>(py: Python<'_>, bytes: &[u8], detach_from: usize, work: impl FnOnce(&[u8]) -> T + Send) -> T {

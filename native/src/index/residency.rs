@@ -319,7 +319,11 @@ impl Residency {
         let mut unknown = 0;
         for &engine in event.hashes {
             let block = self.blocks.get(engine).unwrap_or_else(|| self.blocks.add_nameless(engine));
-            unknown += usize::from(self.blocks.own(block).is_none());
+            let named = self.blocks.own(block).is_some();
+            // It comes back without tokens. Its parent may have been forgotten meanwhile, and the parent's engine hash
+            // given to another block: then it would look reachable where it is not.
+            self.ambiguous |= named && self.blocks.copies(block) == 0 && self.blocks.parent(block).is_some();
+            unknown += usize::from(!named);
             self.add(masks, engine, block, event.place.tier.into());
         }
         applied.stored += event.hashes.len();

@@ -149,15 +149,15 @@ async def test_the_deadline_is_kept(server: Server) -> None:
     @policy.route
     def route(one: RouteQuestion) -> str:
         asked.append(one.request_id)
-        end = time.monotonic() + 0.1
+        end = time.monotonic() + 0.7
         while time.monotonic() < end:
             pass
         return "w1"
 
     await policy.start(bus)
-    for deadline_s in (-0.1, 0.05):
+    for deadline_s in (-0.1, 0.5):
         with pytest.raises(BusTimeoutError):
-            await ask(admission, "slow", question(deadline_s), timeout_s=0.3)
+            await ask(admission, "slow", question(deadline_s), timeout_s=0.9)
     assert asked == ["r1"]
     assert policy.counts.late == 2
     await policy.stop()

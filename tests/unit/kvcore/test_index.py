@@ -7,7 +7,7 @@ import pytest
 
 from kvcore.events import Batch, Event, Stored, Tier
 from kvcore.hashing import chain_hashes, multimodal_hash, pack_tokens, unpack_chain
-from kvcore.index import PrefixIndex
+from kvcore.index import IndexLimits, PrefixIndex
 from tests.unit.kvcore import captured
 from tests.unit.kvcore.making import (
     CLEARED,
@@ -269,6 +269,17 @@ def test_a_hash_with_a_second_meaning_proves_no_parent(twin: Twin) -> None:
         assert (reach(one, [0, 1, 2]), reach(one, [0, 7])) == (1, 2)
         one.apply("w", 0, batch(CLEARED, stored([0, 1])))
         assert (reach(one, [0, 1, 2]), one.stats().holed) == (2, 0)
+
+
+def test_a_forgotten_parent_with_a_second_meaning_proves_nothing(twin: Twin) -> None:
+    """Found by review: 3 is forgotten while those after it are remembered; its engine hash comes back with other
+    tokens, and they without any."""
+    names = list(range(8))
+    index = twin.PrefixIndex(IndexLimits(max_remembered=4))
+    other = Stored(hashes=(103,), parent=102, tokens=tokens_of([99]), block_size=4)
+    for event in (stored(names), removed(names[3:]), other, stored(names[4:], with_tokens=False)):
+        index.apply("w", 0, batch(event))
+    assert reach(index, names) == 3
 
 
 # Captured streams.

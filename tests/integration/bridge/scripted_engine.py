@@ -171,7 +171,7 @@ class ScriptedEngine:
     # Sockets
 
     async def _open(self) -> None:
-        self.ranks = []
+        ranks: list[Rank] = []
         for events_port, replay_port in self._ports:
             events = self._context.socket(zmq.PUB)
             events.set(zmq.LINGER, 0)
@@ -183,8 +183,9 @@ class ScriptedEngine:
             else:
                 events_port = await _bind(events, events_port)
             rank = Rank(events, router, events_port, await _bind(router, replay_port))
-            self.ranks.append(rank)
+            ranks.append(rank)
             self._tasks.append(asyncio.get_running_loop().create_task(self._replay(rank)))
+        self.ranks = ranks  # at once: its pages never show an engine without sources
 
     async def _shut(self) -> None:
         for task in self._tasks:

@@ -296,7 +296,7 @@ async def test_hostile_ids_as_subjects_keys_and_objects(bus: Bus) -> None:
 
 async def test_objects_expire(bus: Bus) -> None:
     """A bucket with ``ttl_s``: what nobody writes again is gone, and what is written again stays."""
-    objects = await bus.objects("TG_TEST_OBJECTS", ttl_s=1.0)
+    objects = await bus.objects("TG_TEST_OBJECTS", ttl_s=2.0)
     await objects.put("gone", b"of a bridge that is no more")
 
     async def is_gone() -> bool:

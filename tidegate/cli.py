@@ -13,6 +13,7 @@ from bus.errors import BusError, SettingsError
 from bus.log import set_up_logging
 from bus.service import package_version, says_why
 from tidegate.errors import TidegateError
+from tidegate.interrupt import INTERRUPTED_EXIT
 
 COMMANDS = {
     "up": "Run a whole system on this machine and keep it running.",
@@ -22,7 +23,6 @@ COMMANDS = {
     "calibrate": "Measure what it costs an engine to compute a prompt anew.",
     "simulate": "Compare scheduling policies in virtual time; no system is needed.",
 }
-INTERRUPTED_EXIT = 130
 
 
 class CommandGroup(click.Group):

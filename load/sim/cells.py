@@ -17,7 +17,6 @@ import msgspec
 from load.sim import workloads
 from load.sim.bounds import Clairvoyant, StaticCap
 from load.sim.engine import TooLargeError
-from load.sim.policies import Policy
 from load.sim.programs import Program, with_children
 from load.sim.results import spread
 from load.sim.run import PolicyError, SimConfig, alone, simulate
@@ -28,6 +27,7 @@ from services.admission.estimators.learned_pool import LearnedPool
 from services.admission.estimators.reload_cost import ReloadCost
 from services.admission.estimators.work import WorkCost
 from services.admission.policies.registry import POLICIES, Given, make_policy
+from services.admission.scheduling.interface import Policy
 
 Unit = Literal["rho", "jps", "j50"]
 EngineName = Literal["h100-8b", "h100x4-70b"]

@@ -29,11 +29,11 @@ from pathlib import Path
 
 import click
 
-from load.sim.policies import PLACEMENTS
 from load.sim.programs import Program
 from load.sim.run import SimConfig, simulate
 from load.sim.timing import PeerTiming
 from load.sim.traces import load_trace
+from services.admission.policies.registry import make_policy
 
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 AGENTIC = "agentic_closed_loop_96x.jsonl.gz"
@@ -99,7 +99,7 @@ def config_of(anchor: Anchor) -> SimConfig:
 
 def compare(anchor: Anchor, programs: Sequence[Program]) -> dict[str, object]:
     """One row: ours beside the peer's, and whether it is as near as it should be."""
-    result = simulate(programs, PLACEMENTS[anchor.policy](), config_of(anchor))
+    result = simulate(programs, make_policy(anchor.policy), config_of(anchor))
     turns = result.turns
     count = len(turns)
     prompt = sum(row.prompt_tokens for row in turns)

@@ -14,7 +14,14 @@ from typing import Literal
 
 from load.sim.clock import EventQueue, to_ps, to_s
 from load.sim.engine import Rank, RankConfig
-from load.sim.policies import (
+from load.sim.programs import Program, Turn
+from load.sim.requests import SimRequest
+from load.sim.results import ProgramRow, Result, TurnRow
+from load.sim.timing import TIMINGS, Timing
+from services.admission.policies.engine_rules import FCFS, EngineRules
+from services.admission.policies.in_engine import InEngine
+from services.admission.policies.round_robin import RoundRobin
+from services.admission.scheduling.interface import (
     Action,
     Admission,
     Fleet,
@@ -23,18 +30,11 @@ from load.sim.policies import (
     Policy,
     ProgramFacts,
     Refusal,
-    RoundRobin,
     TurnFacts,
     TurnUsage,
     Unpin,
     WorkerFacts,
 )
-from load.sim.programs import Program, Turn
-from load.sim.requests import SimRequest
-from load.sim.results import ProgramRow, Result, TurnRow
-from load.sim.timing import TIMINGS, Timing
-from services.admission.policies.engine_rules import FCFS, EngineRules
-from services.admission.policies.in_engine import InEngine
 
 _HAPPENING, _END, _TICK, _START = range(4)
 

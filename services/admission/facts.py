@@ -7,7 +7,7 @@ from schemas.admit import AdmitRequest, Grant
 from schemas.decision import Decision
 from schemas.placed import Placed
 from schemas.request import RequestEnd
-from schemas.session import MOVES_SESSION, SessionFact
+from schemas.session import MOVES_SESSION, SessionFact, SessionFactState
 from services.admission.asks import Ask
 from services.admission.lost import OUTCOME, total_ms
 from services.admission.placement import Placement
@@ -26,35 +26,37 @@ class FactWriter:
     def session(self, change: SessionChange, now: float) -> SessionFact:
         """A transition of a session."""
         session = change.session
-        return SessionFact(
-            **self._numbers.stamp(f"session.{change.state}", now),
-            session=session.identity.key,
-            session_id=session.identity.session_id,
-            state=change.state,
-            parent=session.identity.parent,
-            model=session.model,
-            worker=session.worker,
-            rank=session.rank,
-            turns=session.turns,
-            context_tokens=session.context_tokens,
-            reason=change.reason,
-            numbers=change.numbers,
-        )
+        return self._of(session, change.state, now, session.worker, session.rank, change.numbers, reason=change.reason)
 
     def lease(self, session: Session, told: LeaseTold, now: float) -> SessionFact:
         """What became of the KV that an idle session keeps at a rank."""
+        return self._of(session, told.state, now, told.worker, told.rank, dict(told.numbers))
+
+    def _of(
+        self,
+        session: Session,
+        state: SessionFactState,
+        now: float,
+        worker: str | None,
+        rank: int | None,
+        numbers: dict[str, float],
+        *,
+        reason: str | None = None,
+    ) -> SessionFact:
+        """The session as it stands."""
         return SessionFact(
-            **self._numbers.stamp(f"session.{told.state}", now),
+            **self._numbers.stamp(f"session.{state}", now),
             session=session.identity.key,
             session_id=session.identity.session_id,
-            state=told.state,
+            state=state,
             parent=session.identity.parent,
             model=session.model,
-            worker=told.worker,
-            rank=told.rank,
+            worker=worker,
+            rank=rank,
             turns=session.turns,
             context_tokens=session.context_tokens,
-            numbers=dict(told.numbers),
+            reason=reason,
+            numbers=numbers,
         )
 
     def lost_end(self, record: RequestRecord, reason: str, now: float) -> RequestEnd:

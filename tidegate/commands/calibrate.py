@@ -6,13 +6,12 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bus.subjects import BUCKET_CALIBRATIONS
@@ -21,11 +20,11 @@ from tidegate.calibrate.run import Outcome, Wishes, calibrate
 from tidegate.calibrate.store import key_of
 from tidegate.calibrate.sweep import Run
 from tidegate.commands.options import find_bus_options
+from tidegate.commands.progress import ProgressBar
 from tidegate.errors import WrongUseError
-from tidegate.interrupt import until_interrupted
+from tidegate.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.locate import locate
 
-INTERRUPTED_EXIT = 130
 POOR_FIT = 0.15
 """A miss of this share at any point is said: such a curve is worth measuring again."""
 
@@ -169,33 +168,20 @@ def _points(curve: Calibration) -> Table:
     return table
 
 
-class Progressing:
+class Progressing(ProgressBar):
     """A progress bar on standard error, by prompt tokens; a few plain lines where that is no terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        super().__init__(
             TextColumn("{task.fields[count]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
+            fields={"count": ""},
+            soft_wrap=True,
         )
-        self._task = self._progress.add_task("looking at the engine", total=None, count="")
+        self._progress.update(self._task, description="looking at the engine")
         self._runs = 0
         self._done = 0
-
-    def __enter__(self) -> Progressing:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def note(self, sentence: str) -> None:
         self._console.print(f"tidegate: {sentence}", markup=False)

@@ -6,23 +6,21 @@ import asyncio
 import importlib.util
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tidegate.commands.options import find_bus_options
+from tidegate.commands.progress import ProgressBar
 from tidegate.errors import MissingPartError, WrongUseError
-from tidegate.interrupt import until_interrupted
+from tidegate.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.locate import locate
 
 if TYPE_CHECKING:
     from tidegate.demo.figures import Figures
-
-INTERRUPTED_EXIT = 130
 
 
 @click.command("demo")
@@ -100,34 +98,19 @@ def print_table(figures: Figures) -> None:
     console.print("[bold green]all as promised[/]" if figures.good else "[bold red]not as promised[/]")
 
 
-class Progressing:
+class Progressing(ProgressBar):
     """A progress bar on standard error; plain lines where that is no terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        super().__init__(
             TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[failed]}"),
             TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
+            fields={"count": "", "failed": ""},
         )
-        self._task = self._progress.add_task("", total=None, count="", failed="")
         self._requests = 0
         self._ended = 0
         self._failed = 0
-
-    def __enter__(self) -> Progressing:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def stage(self, what: str) -> None:
         self._progress.update(self._task, description=what)

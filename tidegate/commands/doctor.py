@@ -15,11 +15,10 @@ from rich.table import Table
 from tidegate.commands.options import find_bus_options
 from tidegate.doctor.checks import Check, failed
 from tidegate.doctor.examine import examine
-from tidegate.interrupt import until_interrupted
+from tidegate.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.locate import locate
 
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
-INTERRUPTED_EXIT = 130
 
 
 @click.command("doctor")

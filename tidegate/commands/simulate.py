@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
 from load.sim.cells import EngineName, Load
 from load.sim.experiment import PRESETS, ExperimentError, Listener, Plan, run_plan
 from load.sim.parallel import WorkerLostError
+from tidegate.commands.progress import ProgressBar
 from tidegate.errors import SimulationError, WrongUseError
 
 if TYPE_CHECKING:
@@ -250,32 +251,13 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class Progressing(Listener):
+class Progressing(ProgressBar, Listener):
     """A progress bar on standard error; plain lines where that is no terminal; nothing where it is to be quiet."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        super().__init__(MofNCompleteColumn(), TimeElapsedColumn(), fields={}, quiet=quiet)
         self._lines = not quiet and not self._console.is_terminal
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=None)
         self._began = time.monotonic()
-
-    def __enter__(self) -> Progressing:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def stage(self, what: str, jobs: int) -> None:
         self._progress.reset(self._task, total=jobs, description=what)

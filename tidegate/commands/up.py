@@ -17,7 +17,7 @@ from rich.markup import escape
 from bus.settings import load_with_origins
 from tidegate.commands.options import nats_option, workdir_option
 from tidegate.front_door import first_model
-from tidegate.interrupt import STOP_SIGNALS
+from tidegate.interrupt import INTERRUPTED_EXIT, STOP_SIGNALS
 from tidegate.locate import ENVIRONMENT_KEY, USUAL_URL
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.layout import Stage
@@ -160,7 +160,7 @@ async def serve(system: System, screen: Screen) -> int:
 
     def on_signal() -> None:
         if asked.is_set():
-            os._exit(130)  # the children die with us
+            os._exit(INTERRUPTED_EXIT)  # the children die with us
         asked.set()
 
     for number in STOP_SIGNALS:

@@ -7,10 +7,10 @@ from itertools import pairwise
 from load.sim import workloads
 from load.sim.bounds import Clairvoyant, StaticCap, oracle_cap
 from load.sim.content import Chain
-from load.sim.policies import RoundRobin
 from load.sim.programs import Program, Turn
 from load.sim.results import Result
 from load.sim.run import SimConfig, simulate
+from services.admission.policies.round_robin import RoundRobin
 
 
 def mean_jct(result: Result) -> float:

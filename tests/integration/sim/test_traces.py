@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from load.sim import crosscheck
 from load.sim.crosscheck import AGENTIC, CONVERSATION, Anchor
-from load.sim.policies import RoundRobin
 from load.sim.run import simulate
 from load.sim.traces import TraceError, load_trace, read_trace
+from services.admission.policies.round_robin import RoundRobin
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "sim"
 

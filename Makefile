@@ -5,6 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
+# The unit part in two plain processes: the messages of `-n 2` cost more than most of these tests (a third of it all).
+UNIT_FIRST := tests/unit/admission tests/unit/ingress tests/unit/tidegate
+UNIT := $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) unit-first unit-rest
+
+MOONCAKE := .mooncake
+AIPERF_HOME := .aiperf
+HARNESSES := .harnesses
+
 # The native twin of kvcore is built where cargo is; TIDEGATE_NATIVE=0 takes pure Python all the same.
 TIDEGATE_NATIVE ?= 1
 CARGO := $(if $(filter 0,$(TIDEGATE_NATIVE)),,$(shell command -v cargo 2>/dev/null))
@@ -15,8 +23,12 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/Cargo.lock) $(shell find nativ
 # Byte code is kept: without it every process of a test compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Rooms share nothing: every test starts its own bus on a free port. Whole systems run one after the other.
+INTEGRATION := $(PYTEST) -q -n 2 --dist loadfile -m "not compose and not real" tests/integration
+SYSTEM := $(PYTEST) -q -m "not compose and not real" tests/system
+
 .DEFAULT_GOAL := help
-.PHONY: help setup native up demo check test test-unit test-integration test-system test-real compose-test fuzz bench lock wheelhouse asyncapi clean
+.PHONY: help setup native up demo check test test-unit unit-first unit-rest test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz bench lock wheelhouse asyncapi clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -28,7 +40,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q schemas bus kvcore replica web services tidegate load
+	$(BIN)/python -m compileall -q schemas segments bus kvcore replica web services tidegate load
 	@touch $(STAMP)
 
 # A build that fails is said once and not tried again until its sources change: the Python twin does the same work.
@@ -76,26 +88,65 @@ ifneq ($(CARGO),)
 	cd native && cargo fmt --check
 	cd native && cargo clippy --quiet --locked --all-targets -- --deny warnings
 endif
-	$(PYTEST) -q -n 2 tests/unit
+	@$(UNIT)
 
 test-unit: setup ## pure tests only
-	$(PYTEST) -q -n 2 tests/unit
+	@$(UNIT)
+
+unit-first:
+	$(PYTEST) -q $(UNIT_FIRST)
+
+unit-rest:
+	$(PYTEST) -q tests/unit $(addprefix --ignore=,$(UNIT_FIRST))
+
+test-histories: setup ## ten thousand random histories of scheduling policies (HISTORIES_SEED=7 for others), and all properties at length
+	$(PYTEST) -q -n 2 tests/histories
+	$(PYTEST) -q -n 2 -m hypothesis --hypothesis-profile thorough tests/unit tests/integration/admission/test_books_user_policies.py
 
 test-integration: setup ## one room at a time, with a real nats-server and the simulated engine
-	$(PYTEST) -q tests/integration
+	$(INTEGRATION)
 
 test-system: setup ## the whole system: demo, up, kill -9 of everything
-	$(PYTEST) -q tests/system -m "not compose"
+	$(SYSTEM)
 
 test: setup ## everything that needs no Docker and no real engine (< 10 minutes on 2 cores)
-	$(PYTEST) -q -n 2 tests/unit
+	@$(UNIT)
+	@$(MAKE) --no-print-directory test-rooms
+
+test-rooms: setup ## all of `make test` but the unit part, which `make check` has run
 ifneq ($(CARGO),)
 	$(PYTEST) -q -n 2 native/tests
 endif
-	$(PYTEST) -q tests/integration tests/system -m "not compose and not real"
+	$(INTEGRATION)
+	$(SYSTEM)
 
 test-real: setup ## real engines, pools and peers' packages, where they are installed
 	$(PYTEST) -q tests -m real -rs
+
+mooncake: ## a real Mooncake store for the tests into .mooncake/ (the master that publishes events, a client without CUDA)
+	@PYTHON="$(PYTHON)" tests/support/install_mooncake.sh $(MOONCAKE)
+
+test-pool: setup ## the bridge of a pool, and routing by it, against a real Mooncake store (make mooncake first)
+	MOONCAKE_MASTER="$${MOONCAKE_MASTER:-$(CURDIR)/$(MOONCAKE)/mooncake_master}" \
+	  MOONCAKE_PYTHON="$${MOONCAKE_PYTHON:-$(CURDIR)/$(MOONCAKE)/client/bin/python}" $(PYTEST) -q tests/real -m mooncake -rs
+
+aiperf: ## AIPerf for the tests, in a virtual environment of its own: .aiperf/
+	$(PYTHON) -m venv $(AIPERF_HOME)
+	$(AIPERF_HOME)/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+
+test-aiperf: setup ## a real AIPerf against a real system (make aiperf first)
+	AIPERF="$${AIPERF:-$(CURDIR)/$(AIPERF_HOME)/bin/aiperf}" $(PYTEST) -q tests/real/test_aiperf.py -rs
+
+harnesses: ## real harnesses for the tests into .harnesses/ (OpenAI's Agents SDK, LangGraph, mini-swe-agent; Hermes apart)
+	$(PYTHON) -m venv $(HARNESSES)/agents
+	$(HARNESSES)/agents/bin/python -m pip install --quiet --disable-pip-version-check openai-agents==0.24.0 \
+	  mini-swe-agent==2.4.6 langgraph==1.2.24 langchain-openai==1.7.4
+	$(PYTHON) -m venv $(HARNESSES)/hermes
+	$(HARNESSES)/hermes/bin/python -m pip install --quiet --disable-pip-version-check hermes-agent==0.19.0
+
+test-harnesses: setup ## real harnesses against a real system, as docs/harnesses.md has them (make harnesses first)
+	HARNESS_PYTHON="$${HARNESS_PYTHON:-$(CURDIR)/$(HARNESSES)/agents/bin/python}" \
+	  HERMES="$${HERMES:-$(CURDIR)/$(HARNESSES)/hermes/bin/hermes}" $(PYTEST) -q tests/real/test_harnesses.py -rs
 
 compose-test: setup ## build the images, `compose up`, the demo's client against it, kill and heal, `down`
 	$(PYTEST) -q tests/system/test_compose.py -m compose -s
@@ -113,7 +164,7 @@ asyncapi: setup ## regenerate asyncapi.yaml from schemas/
 	$(BIN)/python -m schemas.asyncapi
 
 lock: setup ## resolve requirements.lock and requirements-dev.lock again (needs `uv`)
-	uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --no-header -o requirements.lock
+	uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --extra otlp --no-header -o requirements.lock
 	uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --no-header --extra dev -o requirements-dev.lock
 
 clean: ## remove the virtual environment and everything generated

@@ -103,6 +103,7 @@ class ProcessCollector(Collector):
             ("delivered", "Messages given to handlers.", stats.delivered),
             ("reconnects", "Times the connection was lost and found again.", stats.reconnects),
             ("handler_failures", "Messages whose handler raised.", stats.handler_failed),
+            ("refused", "Publishes and subscriptions that the server did not permit.", stats.refused),
         ):
             yield CounterMetricFamily(f"tidegate_bus_{name}", text, value=value)
         dropped = CounterMetricFamily("tidegate_bus_dropped", "Messages lost, by reason.", labels=["reason"])

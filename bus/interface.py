@@ -7,7 +7,7 @@ subscription, everybody else has a turn every `TURN_S`; what waits is bounded by
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,7 +51,7 @@ class Subscription(Protocol):
         """Stop; nothing is delivered after it returns."""
 
 
-class StoredRow(msgspec.Struct, frozen=True):
+class StoredRow(msgspec.Struct, frozen=True, gc=False):
     """One message of a stream, with its place in it; acknowledge with `Consumer.ack`."""
 
     subject: str
@@ -65,10 +65,19 @@ class StoredRow(msgspec.Struct, frozen=True):
 class Consumer(Protocol):
     """A durable pull consumer: what is not acknowledged comes again."""
 
+    @property
+    def lost(self) -> int:
+        """Rows that had left the stream before this consumer was given them (it lags behind the stream's limits), seen
+        by this process. Known only of consumers of the whole stream; where several processes share one, each may see
+        the same loss."""
+
     async def fetch(self, limit: int, timeout_s: float) -> list[StoredRow]:
         """Up to ``limit`` rows; empty after ``timeout_s`` without any."""
 
     async def ack(self, row: StoredRow) -> None: ...
+
+    async def ack_rows(self, rows: Sequence[StoredRow]) -> None:
+        """Each of ``rows``, at the price of one message."""
 
     async def pending(self) -> int:
         """Rows not yet acknowledged (delivered or not)."""
@@ -141,7 +150,8 @@ class ServedEndpoints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BusStats:
-    """Counters of one connection, and of those that it made (`Bus.another`), since it was opened."""
+    """Counters of one connection, and of those that it made (`Bus.another`), since it was opened. ``refused``: what the
+    server did not permit."""
 
     published: int
     delivered: int
@@ -149,6 +159,7 @@ class BusStats:
     publish_failed: int
     reconnects: int
     handler_failed: int
+    refused: int = 0
 
     def __add__(self, other: BusStats) -> BusStats:
         return BusStats(
@@ -158,6 +169,7 @@ class BusStats:
             publish_failed=self.publish_failed + other.publish_failed,
             reconnects=self.reconnects + other.reconnects,
             handler_failed=self.handler_failed + other.handler_failed,
+            refused=self.refused + other.refused,
         )
 
 

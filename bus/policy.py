@@ -1,51 +1,77 @@
-"""The policy SDK: a user's process that watches the bus and answers one kind of question.
+"""The policy SDK: a user's process that watches the bus and answers questions.
 
-    from tidegate import Policy
+    from tidegate import AdmitAnswer, Policy
 
-    policy = Policy("least-open-grants")
+    policy = Policy("small-first")
 
-    @policy.route
-    def route(question):
-        usable = [one for one in question.candidates if one.excluded is None]
-        return min(usable, key=lambda one: one.open_grants)
+    @policy.admit
+    def admit(question):
+        if question.input_tokens > 100_000 and question.waiting:
+            return AdmitAnswer(action="hold", hold_ms=500)
 
     policy.run("nats://127.0.0.1:4222")
 
-Admission asks it when its setting names the policy. What is late, absent or unusable changes nothing: the built-in
-choice stands.
+Four kinds of questions: `Policy.route` (where a turn goes), `Policy.admit` (whether it goes now), `Policy.lease`
+(whether an idle session's KV stays), `Policy.hint` (what caches are told). Admission asks what
+``[[admission.policies]]`` names, the hint planner what ``[[hints.policies]]`` does. What is late, absent or unusable
+changes nothing: the built-in choice stands. `Policy.intend` tells the hint planner something unasked.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import uvloop
 
 from bus import subjects
+from bus.errors import SettingsError
+from bus.facts import FactNumbers
 from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints, Subscription
 from bus.log import EventLog, set_up_logging
-from bus.nats import NatsBus
+from bus.nats import NatsBus, options_from_environment
 from bus.nats import connect as connect_nats
+from bus.policy_answers import (
+    AdmitChoice,
+    HintChoice,
+    LeaseChoice,
+    NotACandidateError,
+    RouteChoice,
+    WrongAnswerError,
+    answer_to,
+    check_function,
+    has_opinion,
+)
+from bus.tasks import end
 from schemas.base import BadMessageError, Message, from_json, to_json
 from schemas.catalog import channel_of, decode
-from schemas.decision import Candidate
-from schemas.policy import RouteAnswer, RouteQuestion
+from schemas.decision import PolicyAsk
+from schemas.hint import ActionType, HintIntent
+from schemas.policy import (
+    ANSWERS,
+    POLICY_ASKS,
+    QUESTIONS,
+    AdmitQuestion,
+    HintQuestion,
+    LeaseQuestion,
+    PolicyAnswer,
+    PolicyQuestion,
+    RouteQuestion,
+)
+from schemas.session import SessionKey
 
 log = EventLog(__name__)
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
-RouteChoice = str | Candidate | RouteAnswer | None
-"""A worker's name, one of the question's candidates, a whole answer, or ``None``: no opinion."""
-
-RouteFunction = Callable[[RouteQuestion], RouteChoice]
+AnswerFunction = Callable[[Any], object]
 FactFunction = Callable[[Any], object]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,7 +80,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class PolicyCounts:
     """What a policy has done. ``unusable``: it named a worker that was no candidate. ``late``: past the deadline.
 
-    ``failed``: the user's function raised. ``rejected``: a question or fact that does not decode.
+    ``failed``: the user's function raised, or gave what is no answer. ``rejected``: a question or fact that does not
+    decode.
     """
 
     answered: int = 0
@@ -67,39 +94,96 @@ class PolicyCounts:
 
 
 async def connect(url: str | None = None, *, name: str = "tidegate-client", timeout_s: float | None = 10.0) -> NatsBus:
-    """A connection to the bus at ``url`` (default: ``TIDEGATE_NATS_URL``, else this machine).
+    """A connection to the bus at ``url`` (default: ``TIDEGATE_NATS_URL``, else this machine), with the credentials of
+    ``TIDEGATE_NATS_USER`` and ``TIDEGATE_NATS_PASSWORD`` or ``TIDEGATE_NATS_PASSWORD_FILE`` where they are set.
 
     Raises `NotConnectedError` after ``timeout_s`` (``None``: wait for ever), `SettingsError` for what is no address.
     """
-    return await connect_nats(url or os.environ.get("TIDEGATE_NATS_URL") or DEFAULT_URL, name=name, timeout_s=timeout_s)
+    address = url or os.environ.get("TIDEGATE_NATS_URL") or DEFAULT_URL
+    return await connect_nats(address, name=name, timeout_s=timeout_s, options=options_from_environment())
 
 
 class Policy:
-    """A policy named ``name``. Subclass it and define `choose`, or decorate a function with `route`.
+    """A policy named ``name``. Decorate functions with `route`, `admit`, `lease`, `hint`, or subclass it and define
+    `choose`, `judge`, `keep`, `plan`.
 
     Functions are plain and quick: they run on the event loop, one after the other. One that raises is counted and
-    logged, and answers with no opinion.
+    logged, and answers with no opinion. Raises `ValueError` for an empty name.
     """
 
+    _METHODS: ClassVar[dict[PolicyAsk, str]] = {"route": "choose", "admit": "judge", "lease": "keep", "hint": "plan"}
+
     def __init__(self, name: str) -> None:
+        if not name:
+            raise ValueError("a policy's name must not be empty")
         self.name = name
         self.counts = PolicyCounts()
-        self._route: RouteFunction | None = None
+        self._functions: dict[PolicyAsk, AnswerFunction] = {}
         self._watched: list[tuple[str, FactFunction]] = []
         self._subscriptions: list[Subscription] = []
         self._served: ServedEndpoints | None = None
         self._bus: Bus | None = None
+        self._numbers: FactNumbers | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for ask, method in cls._METHODS.items():
+            if ask in cls.__dict__:
+                raise TypeError(f"{cls.__name__}.{ask} replaces the decorator; name the method {method}")
 
     # What the user says
 
     def route(self, function: F) -> F:
-        """Decorator: ``function(question)`` chooses a worker; see `RouteChoice`."""
-        self._route = function
-        return function
+        """Decorator: ``function(question)`` chooses a worker; see `RouteChoice`. Raises `TypeError`, `ValueError`."""
+        return self._answers("route", function)
+
+    def admit(self, function: F) -> F:
+        """Decorator: ``function(question)`` lets a turn go, holds or refuses it; see `AdmitChoice`. Raises as `route`
+        does."""
+        return self._answers("admit", function)
+
+    def lease(self, function: F) -> F:
+        """Decorator: ``function(question)`` keeps or gives up an idle session's KV; see `LeaseChoice`. Raises as
+        `route` does."""
+        return self._answers("lease", function)
+
+    def hint(self, function: F) -> F:
+        """Decorator: ``function(question)`` says what caches are told; see `HintChoice`. Raises as `route` does."""
+        return self._answers("hint", function)
 
     def choose(self, question: RouteQuestion) -> RouteChoice:
         """For subclasses, instead of `route`."""
         raise NotImplementedError
+
+    def judge(self, question: AdmitQuestion) -> AdmitChoice:
+        """For subclasses, instead of `admit`."""
+        raise NotImplementedError
+
+    def keep(self, question: LeaseQuestion) -> LeaseChoice:
+        """For subclasses, instead of `lease`."""
+        raise NotImplementedError
+
+    def plan(self, question: HintQuestion) -> HintChoice:
+        """For subclasses, instead of `hint`."""
+        raise NotImplementedError
+
+    @property
+    def asks(self) -> tuple[PolicyAsk, ...]:
+        """What it answers."""
+        return tuple(ask for ask in POLICY_ASKS if self._function(ask) is not None)
+
+    def _answers(self, ask: PolicyAsk, function: F) -> F:
+        check_function(ask, function)
+        if ask in self._functions:
+            raise ValueError(f"policy {self.name}: {ask} is answered already, by another function")
+        self._functions[ask] = function
+        return function
+
+    def _function(self, ask: PolicyAsk) -> AnswerFunction | None:
+        method = self._METHODS[ask]
+        if ask in self._functions:
+            return self._functions[ask]
+        return getattr(self, method) if getattr(type(self), method) is not getattr(Policy, method) else None
 
     def on(self, subject: str) -> Callable[[F], F]:
         """Decorator: ``function(message)`` gets every message of ``subject`` (wildcards allowed), decoded.
@@ -113,16 +197,54 @@ class Policy:
 
         return register
 
+    def intend(
+        self,
+        session: SessionKey,
+        action_type: ActionType,
+        *,
+        worker: str | None = None,
+        rank: int | None = None,
+        ttl_ms: int | None = None,
+        priority: int | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Tell the hint planner, unasked, what the caches should do for a session (where it ran last, if no ``worker``
+        is named). Soft: ``[[hints.policies]]`` must name this policy, and its budget must allow it.
+
+        Raises `ConnectionError` before `start`, `BusError` while the bus is away.
+        """
+        if self._bus is None or self._numbers is None:
+            raise ConnectionError(f"policy {self.name} is not started")
+        intent = HintIntent(
+            **self._numbers.stamp("hint", time.time()),
+            policy=self.name,
+            session=session,
+            action_type=action_type,
+            worker=worker,
+            rank=rank,
+            ttl_ms=ttl_ms,
+            priority=priority,
+            reason=reason,
+        )
+        self._bus.publish(subjects.hint_intent(self.name), to_json(intent))
+
     # Running
 
     async def start(self, bus: Bus) -> None:
         """Watch and answer on ``bus``, which stays its owner's."""
         self._bus = bus
+        self._numbers = FactNumbers(f"policy-{self.name}", int(time.time() * 1000))
         for subject, function in self._watched:
             self._subscriptions.append(await bus.subscribe(subject, self._fact_handler(function)))
-        endpoints = []
-        if self._route is not None or type(self).choose is not Policy.choose:
-            endpoints.append(Endpoint("route", subjects.policy("route", self.name), self._answer_route))
+        endpoints = [
+            Endpoint(ask, subjects.policy(ask, self.name), self._handler(ask, answering))
+            for ask in POLICY_ASKS
+            if (answering := self._function(ask)) is not None
+        ]
+        if not endpoints and not self._watched:
+            log.warning(
+                "policy_answers_nothing", policy=self.name, fix="decorate a function with route, admit, lease or hint"
+            )
         service = "policy-" + re.sub(r"[^A-Za-z0-9_-]", "_", self.name)
         self._served = await bus.serve(
             service, "1.0.0", f"Tidegate policy {self.name}", endpoints, {"policy": self.name}
@@ -146,6 +268,18 @@ class Policy:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._run(url))
 
+    def main(self, arguments: Sequence[str] | None = None) -> None:
+        """`run` as a command: ``--nats URL`` names the bus (default: ``TIDEGATE_NATS_URL``, else this machine).
+
+        Ends the process with one sentence and code 2 for a wrong option or address, as `run` raises otherwise.
+        """
+        parser = argparse.ArgumentParser(description=f"Answers for policy {self.name}: {', '.join(self.asks)}.")
+        parser.add_argument("--nats", metavar="URL", help="the bus (default: TIDEGATE_NATS_URL, else this machine)")
+        try:
+            self.run(parser.parse_args(arguments).nats)
+        except SettingsError as error:
+            parser.error(str(error))
+
     async def _run(self, url: str | None) -> None:
         told = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -154,8 +288,7 @@ class Policy:
         connecting = asyncio.ensure_future(connect(url, name=f"policy-{self.name}", timeout_s=None))
         await asyncio.wait({stopping, connecting}, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
+            await end(connecting)
             return
         bus = connecting.result()
         lost = asyncio.ensure_future(bus.wait_lost())
@@ -172,49 +305,53 @@ class Policy:
 
     # Questions
 
-    def _answer_route(self, message: BusMessage) -> None:
-        try:
-            question = from_json(message.payload, RouteQuestion)
-        except BadMessageError as error:
-            self.counts.rejected += 1
-            self._reply(message, RouteAnswer(reason=error.reason))
-            return
-        if time.time() * 1000 >= question.deadline_ms:
-            self.counts.late += 1
-            return
-        answer = self._chosen(question)
-        if time.time() * 1000 >= question.deadline_ms:
-            self.counts.late += 1
-            return
-        self._reply(message, answer)
+    def _handler(self, ask: PolicyAsk, function: AnswerFunction) -> Callable[[BusMessage], None]:
+        def handle(message: BusMessage) -> None:
+            try:
+                question = from_json(message.payload, QUESTIONS[ask])
+            except BadMessageError as error:
+                self.counts.rejected += 1
+                self._reply(message, ANSWERS[ask](reason=error.reason))
+                return
+            if _is_late(question):
+                self.counts.late += 1
+                return
+            answer = self._answer(ask, function, question)
+            if _is_late(question):
+                self.counts.late += 1
+                return
+            self._reply(message, answer)
 
-    def _chosen(self, question: RouteQuestion) -> RouteAnswer:
-        choose = self._route or self.choose
+        return handle
+
+    def _answer(self, ask: PolicyAsk, function: AnswerFunction, question: PolicyQuestion) -> PolicyAnswer:
         try:
-            choice = choose(question)
+            answer = answer_to(ask, question, function(question))
+        except NotACandidateError as error:
+            self.counts.unusable += 1
+            self._warn(self.counts.unusable, "policy_unusable", str(error))
+            return ANSWERS[ask](reason=error.reason)
+        except WrongAnswerError as error:
+            self.counts.failed += 1
+            self._warn(self.counts.failed, "policy_wrong_answer", str(error))
+            return ANSWERS[ask](reason=error.reason)
         except Exception:
             # The border to the user's code: counted and logged, and the built-in choice stands.
             self.counts.failed += 1
-            if self.counts.failed & (self.counts.failed - 1) == 0:
-                log.exception("policy_failed", policy=self.name, failures=self.counts.failed)
-            return RouteAnswer(reason="policy_failed")
-        if isinstance(choice, Candidate):
-            answer = RouteAnswer(worker=choice.worker, rank=choice.rank)
-        elif isinstance(choice, RouteAnswer):
-            answer = choice
+            if _is_worth_a_line(self.counts.failed):
+                log.exception("policy_failed", policy=self.name, ask=ask, failures=self.counts.failed)
+            return ANSWERS[ask](reason="policy_failed")
+        if has_opinion(answer):
+            self.counts.answered += 1
         else:
-            answer = RouteAnswer(worker=choice or "")
-        if not answer.worker:
             self.counts.no_opinion += 1
-            return answer
-        if not any(_fits(answer, candidate) for candidate in question.candidates):
-            self.counts.unusable += 1
-            log.warning("policy_unusable", policy=self.name, request=question.request_id, worker=answer.worker)
-            return RouteAnswer(reason="not_a_candidate")
-        self.counts.answered += 1
         return answer
 
-    def _reply(self, message: BusMessage, answer: RouteAnswer) -> None:
+    def _warn(self, count: int, event: str, detail: str) -> None:
+        if _is_worth_a_line(count):
+            log.warning(event, policy=self.name, detail=detail, times=count)
+
+    def _reply(self, message: BusMessage, answer: PolicyAnswer) -> None:
         if self._bus is not None and message.reply:
             self._bus.publish(message.reply, to_json(answer))
 
@@ -234,8 +371,13 @@ class Policy:
         return handle
 
 
-def _fits(answer: RouteAnswer, candidate: Candidate) -> bool:
-    return candidate.worker == answer.worker and answer.rank in (None, candidate.rank) and candidate.excluded is None
+def _is_late(question: PolicyQuestion) -> bool:
+    return time.time() * 1000 >= question.deadline_ms
+
+
+def _is_worth_a_line(count: int) -> bool:
+    """The first, second, fourth, eighth, ... time."""
+    return count & (count - 1) == 0
 
 
 def _decoded(message: BusMessage) -> Message | BusMessage:

@@ -67,7 +67,8 @@ class RowPublisher:
         self._duplicates = 0
         self._resent = 0
         self._dropped: Counter[str] = Counter()
-        self._more = asyncio.Event()
+        # Of as many senders as there are new rows: an event would wake them all for each.
+        self._more = asyncio.Semaphore(0)
         self._empty = asyncio.Event()
         self._empty.set()
         self._stopped = False
@@ -83,7 +84,7 @@ class RowPublisher:
         self._depth += 1
         self._empty.clear()
         self._waiting.append(_Row(subject, payload, message_id))
-        self._more.set()
+        self._more.release()
         return True
 
     async def drain(self, timeout_s: float) -> int:
@@ -99,15 +100,20 @@ class RowPublisher:
         self._dropped["stopped"] += left
         return left
 
+    @property
+    def depth(self) -> int:
+        """Rows not yet acknowledged."""
+        return self._depth
+
     def stats(self) -> RowStats:
         return RowStats(self._depth, self._acknowledged, self._duplicates, self._resent, dict(self._dropped))
 
     async def _send(self) -> None:
         """One sender: a row at a time, until it is acknowledged."""
         while True:
-            while not self._waiting:
-                self._more.clear()
-                await self._more.wait()
+            await self._more.acquire()
+            if not self._waiting:  # given up by `drain`
+                continue
             row = self._waiting.popleft()
             try:
                 stored = await self._acknowledge(row)

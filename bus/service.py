@@ -30,7 +30,7 @@ from bus.errors import BusError, SettingsError, cannot_listen
 from bus.health import HealthServer, LoopLag, ProcessCollector
 from bus.interface import Bus, ServedEndpoints
 from bus.log import EventLog, set_up_logging, tell_left_out
-from bus.nats import connect
+from bus.nats import connect, options_of
 from bus.settings import (
     CommonSettings,
     describe_settings,
@@ -39,7 +39,7 @@ from bus.settings import (
     redact,
     show_settings,
 )
-from bus.tasks import Tasks
+from bus.tasks import Tasks, end
 
 log = EventLog(__name__)
 
@@ -220,7 +220,9 @@ class ServiceProcess(Generic[S]):
         """Wait for the bus as long as it takes; ``False`` when told to stop meanwhile."""
         settings = self._settings
         self._state = f"waiting for the bus at {redact('nats_url', settings.nats_url)}"
-        connecting = asyncio.ensure_future(connect(settings.nats_url, name=settings.instance))
+        connecting = asyncio.ensure_future(
+            connect(settings.nats_url, name=settings.instance, options=options_of(settings))
+        )
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,9 +232,8 @@ class ServiceProcess(Generic[S]):
             self._state = "starting"
             return not self._stop.is_set()
         finally:
-            for future in (connecting, stopping):
-                future.cancel()
-            await asyncio.gather(connecting, stopping, return_exceptions=True)
+            await end(connecting)
+            await end(stopping)
 
     async def _until_stop(self, tasks: Tasks) -> int:
         assert self._bus is not None

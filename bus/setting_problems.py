@@ -49,8 +49,8 @@ def table_keys(kind: Any) -> tuple[str, ...]:
 
 
 def _in_words(problem: str, kind: Any) -> str:
-    if problem.startswith("Invalid enum value") and (known := choices(kind)):
-        return f"must be one of {', '.join(known)}"
+    if problem.startswith("Invalid enum value") and (known := choices(kind) or _choices_among(kind)):
+        return f"must be {'one of ' if choices(kind) else 'a number, or '}{', '.join(known)}"
     if (found := _EXPECTED.fullmatch(problem)) is not None:
         types = [name for name in found["types"].split(" | ") if name != "null"]
         return f"must be {_or(_WORDS.get(name, name) for name in types)}{found['rule']}"
@@ -60,6 +60,16 @@ def _in_words(problem: str, kind: Any) -> str:
     if (found := _MISSING_FIELD.fullmatch(problem)) is not None:
         return f"lacks the key {found['field']!r}"
     return f"{problem[:1].lower()}{problem[1:]}"
+
+
+def _choices_among(kind: Any) -> tuple[str, ...]:
+    """Words that may stand instead of a number."""
+    info = inspect.type_info(kind)
+    if not isinstance(info, inspect.UnionType) or not any(
+        isinstance(each, inspect.FloatType | inspect.IntType) for each in info.types
+    ):
+        return ()
+    return tuple(str(value) for each in info.types if isinstance(each, inspect.LiteralType) for value in each.values)
 
 
 def _or(words: Iterable[str]) -> str:
@@ -73,6 +83,8 @@ def _inside(kind: Any, path: str) -> Any:
         if step.startswith(".") and isinstance(info, inspect.StructType):
             fields = {field.encode_name: field.type for field in msgspec.structs.fields(info.cls)}
             kind = fields.get(step[1:])
+        elif step.startswith("[") and isinstance(info, inspect.ListType | inspect.VarTupleType):
+            kind = get_args(kind)[0]
         else:
             return None
     return kind

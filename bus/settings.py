@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -25,7 +25,7 @@ from msgspec.structs import fields as struct_fields
 from bus.errors import SettingsError
 from bus.setting_problems import choices, in_words, table_keys
 
-SECTIONS = ("ingress", "bridge", "indexer", "admission", "hints", "recorder", "engine", "up")
+SECTIONS = ("ingress", "bridge", "indexer", "admission", "hints", "recorder", "engine", "pool", "up")
 """The tables that a settings file may hold beside ``[common]``."""
 
 ENVIRONMENT_PREFIX = "TIDEGATE_"
@@ -43,7 +43,7 @@ _CLOSE = 0.75
 """How alike, 0 to 1, a known name must be to be what was meant."""
 _MOST_NAMES = 9
 """More are not listed in an error."""
-_COMMANDS = {"engine": "python -m load.engine", "up": "tidegate up"}
+_COMMANDS = {"engine": "python -m load.engine", "pool": "python -m load.pool", "up": "tidegate up"}
 """Section to the program whose --help lists its settings, where that is no service."""
 
 
@@ -53,10 +53,25 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``instance``: this process's name on the bus; empty: the section's name + ``-1``. ``http_port``: health and metrics;
     0 picks one, -1 none. ``stop_timeout_s``: how long a clean stop may take.
+
+    ``nats_url``: one address of the bus, or several separated by commas; ``tls://`` takes nothing but TLS.
+    ``nats_user`` with ``nats_password`` or ``nats_password_file``, or ``nats_creds`` (a ``.creds`` file; needs the
+    package nkeys): who this process is on the bus. ``nats_tls_ca``: who vouches for the server, ``nats_tls_cert`` and
+    ``nats_tls_key``: for us (PEM files). ``nats_inbox_prefix``: where answers come to; empty: ``_INBOX.<nats_user>``.
+    ``nats_replicas``: copies of every stream and bucket that we make, on as many servers.
     """
 
     instance: str = ""
     nats_url: str = "nats://127.0.0.1:4222"
+    nats_user: str = ""
+    nats_password: str = ""
+    nats_password_file: str = ""
+    nats_creds: str = ""
+    nats_tls_ca: str = ""
+    nats_tls_cert: str = ""
+    nats_tls_key: str = ""
+    nats_inbox_prefix: str = ""
+    nats_replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     http_host: str = "127.0.0.1"
     http_port: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -318,10 +333,19 @@ def _is_container(kind: inspect.Type) -> bool:
     return not isinstance(kind, scalar)
 
 
+_NEXT_URL = re.compile(r",(?=\s*[a-z]+://)")
+
+
 def _redact_url(text: str) -> str:
     if "@" not in text or "://" not in text:
         return text
-    scheme, rest = text.split("://", 1)
+    return ",".join(_redact_one(part) for part in _NEXT_URL.split(text))
+
+
+def _redact_one(url: str) -> str:
+    if "@" not in url or "://" not in url:
+        return url
+    scheme, rest = url.split("://", 1)
     return f"{scheme}://{REDACTED}@{rest.rsplit('@', 1)[1]}"
 
 

@@ -47,3 +47,12 @@ class Tasks:
             _, pending = await asyncio.wait(tasks, timeout=timeout_s)
             for task in pending:
                 log.error("task %s did not stop within %g s", task.get_name(), timeout_s)
+
+
+async def end(future: asyncio.Future[Any]) -> None:
+    """Cancel ``future`` until it has ended. Once is not enough where it is in a `asyncio.wait_for` of Python 3.11 whose
+    awaited part ends at that moment: the cancellation is lost, and who tries for ever to connect goes on."""
+    while not future.done():
+        future.cancel()
+        await asyncio.wait({future}, timeout=0.1)
+    await asyncio.gather(future, return_exceptions=True)

@@ -4,9 +4,9 @@ KvCoreError
 ├── BlockSizeError   a block size below 1 (the caller's fault)
 ├── TokensError      token ids that are not whole u32 values (the caller's fault)
 ├── HashesError      packed hashes that are not whole u64 values, or of which there are not as many (the caller's fault)
-├── BadBatchError    an engine's payload is not a batch of KV events (the engine's fault; its seq still counts)
+├── BadBatchError    a payload is not a batch of KV events, or of a pool's (the sender's fault; its seq still counts)
 ├── BadReplayError   a reply on the replay socket has an unknown shape (the engine's fault)
-├── BadDumpError     bytes that `PrefixIndex.dump` did not write (the snapshot's fault; the index is unchanged)
+├── BadDumpError     bytes that the index's own `dump` did not write (the snapshot's fault; the index is unchanged)
 └── TwinError        the twin that was asked for cannot be had (the installation's fault)
 """
 

@@ -33,7 +33,8 @@ from kvcore.dump import (
 )
 from kvcore.errors import HashesError
 from kvcore.events import MAIN_KINDS, Batch, Cleared, Removed, Stored, Tier, decode_batch
-from kvcore.hashing import chain_view, unpack_chain
+from kvcore.hashing import chain_view, pack_chain, unpack_chain
+from kvcore.links import EngineLinks
 from kvcore.match import Reach, bits, blocks_per_bit, reach_exact, reach_without_holes, select
 from kvcore.residency import TIERS, ApplyResult, Masks, Residency, copies_in
 
@@ -45,11 +46,12 @@ MAX_GROUPS = 64
 @dataclass(frozen=True, slots=True)
 class IndexLimits:
     """Bounds in blocks: in all; per group of a rank, waiting for their parent; per group of a rank, remembered after
-    they left."""
+    they left; and in all, whose engine hashes are kept for `PrefixIndex.engine_hashes` (0: none)."""
 
     max_blocks: int = 8_000_000
     max_held: int = 8_192
     max_remembered: int = 4_096
+    links: int = 0
 
 
 class RankMatch(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +75,7 @@ class IndexStats:
     """Blocks: ``resident`` pairs of (rank, block) that can match, ``unique`` chain hashes, ``known`` in all (with those
     remembered or waiting: what `IndexLimits.max_blocks` bounds), ``held`` waiting, and since the start ``evicted`` and
     ``dropped`` from waiting. ``holed``: groups whose prefixes have holes, or may have, as their engine gave a hash a
-    second meaning (matched exactly, but slower)."""
+    second meaning (matched exactly, but slower). ``links``: engine hashes kept; one told again may count twice."""
 
     ranks: int
     resident: int
@@ -83,6 +85,7 @@ class IndexStats:
     evicted: int
     dropped: int
     holed: int
+    links: int = 0
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class PrefixIndex:
     def __init__(self, limits: IndexLimits | None = None) -> None:
         self.limits = limits or IndexLimits()
         self._masks = Masks()
+        self.keep_links(self.limits.links)
         self._ranks: dict[tuple[str, int], _Rank] = {}
         # By bit. A free place keeps its last owner, but its bit is set nowhere.
         self._owners: list[_Rank] = []
@@ -228,6 +232,30 @@ class PrefixIndex:
             matches += self._match_grouped(hashes, first & self._grouped)
         return matches
 
+    def keep_links(self, limit: int) -> None:
+        """From now on keep the engine hashes of so many blocks (0: of none); those kept under another limit go."""
+        links = self._masks.links
+        if limit != (links.limit if links is not None else 0):
+            self._masks.links = EngineLinks(limit) if limit > 0 else None
+
+    def engine_hashes(self, chain: bytes) -> bytes:
+        """Engine hash of every block of ``chain``, as last told by anybody; 0 where it is not known, or is not kept
+        (`IndexLimits.links`). Both u64 little-endian back to back. See `kvcore.links`. Raises `HashesError`."""
+        links = self._masks.links
+        hashes = _hashes(chain)
+        return bytes(len(chain)) if links is None else links.engine_hashes(hashes)
+
+    def own_hashes(self, worker: str, rank: int, hashes: Sequence[int]) -> bytes:
+        """Chain hash of every block that the rank knows by these engine hashes, u64 little-endian back to back; 0 where
+        it knows none. Of several groups the first that knows the block."""
+        owner = self._ranks.get((worker, rank))
+        groups = [group.blocks for group in owner.groups.values()] if owner is not None else []
+        owns: list[int] = []
+        for engine in hashes:
+            blocks = (blocks[engine] for blocks in groups if engine in blocks)
+            owns.append(next((block.own for block in blocks if block.own is not None), 0))
+        return pack_chain(owns)
+
     def ranks(self) -> list[tuple[str, int]]:
         """Every (worker, rank) that was applied to, loaded or cleared, and not removed."""
         return list(self._ranks)
@@ -257,6 +285,7 @@ class PrefixIndex:
             evicted=self._evicted,
             dropped=self._dropped,
             holed=self._holed.bit_count(),
+            links=len(self._masks.links or ()),
         )
 
     def content(self) -> Content:

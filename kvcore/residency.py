@@ -29,6 +29,7 @@ import msgspec
 
 from kvcore.events import Stored, Tier
 from kvcore.hashing import SEED, chain_of, local_hashes, seed_of
+from kvcore.links import EngineLinks
 
 _FIELD = 0xFFFF
 _BITS = 16
@@ -58,11 +59,13 @@ def copies_in(copies: int, tier: int) -> int:
 
 
 class Masks:
-    """Presence of all groups of all ranks, one bit each: any tier, and per tier below the device those best there."""
+    """Presence of all groups of all ranks, one bit each: any tier, and per tier below the device those best there.
+    ``links``: engine hash of each block, where that is asked for."""
 
-    __slots__ = ("below", "presence")
+    __slots__ = ("below", "links", "presence")
 
     def __init__(self) -> None:
+        self.links: EngineLinks | None = None
         self.presence: dict[int, int] = {}
         self.below: tuple[dict[int, int], ...] = ({}, {}, {}, {})
 
@@ -253,6 +256,8 @@ class Residency:
     def restore(self, engine: int, copies: int) -> None:
         """Set the copies of a block as a dump has them."""
         block = self.blocks[engine]
+        if self._masks.links is not None and block.own is not None:
+            self._masks.links.store(block.own, engine)
         if block.copies:
             return  # named by another engine hash before
         if copies:
@@ -345,6 +350,7 @@ class Residency:
         count: bool,
     ) -> None:
         bit, blocks, presence = self.bit, self.blocks, self._masks.presence
+        link = None if self._masks.links is None else self._masks.links.store
         unit = 1 << (tier * _BITS)
         for engine, own in zip(hashes, chain, strict=True):
             block = blocks.get(engine)
@@ -364,6 +370,8 @@ class Residency:
                     self._lower(own, tier, 1)
                 if self._by_own is not None:
                     self._by_own[own] = block
+                if link is not None:
+                    link(own, engine)
                 before, parent = engine, block
                 continue
             if block is None or (block.own not in (None, own) and not block.copies and not block.children):
@@ -380,6 +388,8 @@ class Residency:
             if count:
                 self._add(engine, block, tier)
                 result.stored += 1
+            if link is not None:
+                link(own, engine)
             before, parent = engine, blocks[engine]
         self._forget()
 

@@ -18,14 +18,14 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from kvcore import events, hashing, index
+from kvcore import events, hashing, index, page_hash, pool_index
 from kvcore.errors import TwinError
 
 Implementation = Literal["native", "python"]
 
 VARIABLE = "TIDEGATE_KVCORE"
 NATIVE_MODULE = "tidegate_kvcore"
-NATIVE_API = 1
+NATIVE_API = 2
 """What the native module must have as ``API``: raised with every change that one of the two twins alone would not
 survive."""
 _CHOICES = ("auto", "native", "python")
@@ -67,18 +67,22 @@ _native, WHY = choose(os.environ.get(VARIABLE, "auto"))
 IMPLEMENTATION: Implementation = "python" if _native is None else "native"
 
 if TYPE_CHECKING:
+    PoolIndex = pool_index.PoolIndex
     PrefixIndex = index.PrefixIndex
     chain_hashes = hashing.chain_hashes
     decode_batch = events.decode_batch
     local_hashes = hashing.local_hashes
     multimodal_hash = hashing.multimodal_hash
+    page_hashes = page_hash.page_hashes
     seed_of = hashing.seed_of
     sequence_hashes_with_tail = hashing.sequence_hashes_with_tail
 else:
+    PoolIndex = (_native or pool_index).PoolIndex
     PrefixIndex = (_native or index).PrefixIndex
     chain_hashes = (_native or hashing).chain_hashes
     decode_batch = (_native or events).decode_batch
     local_hashes = (_native or hashing).local_hashes
     multimodal_hash = (_native or hashing).multimodal_hash
+    page_hashes = (_native or page_hash).page_hashes
     seed_of = (_native or hashing).seed_of
     sequence_hashes_with_tail = (_native or hashing).sequence_hashes_with_tail

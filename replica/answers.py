@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from kvcore import PrefixIndex, RankMatch
 from kvcore.hashing import chain_view
 from replica.approximate import Approximate
+from replica.pool_layouts import PoolLayouts, PoolReaders
+from replica.pools import blocks_per_page
 from replica.source import Source, Worker
 from schemas.index import MatchRequest, TierBlocks, WorkerMatch
 from schemas.worker import WorkerState
@@ -21,6 +23,10 @@ _MAX_POOLS = 256
 _MAX_ANSWERS = 64
 """Answers remembered per source."""
 
+LOWER_IS_SHARED = frozenset({"vllm_mooncake"})
+"""Schemes whose connectors tell of what they put into the pool as of the engine's own lower tier, and never that it
+left there: the pool's own index knows better, and a page is not to count twice."""
+
 _NONE = (0, 0, 0, 0)
 _NOTHING = TierBlocks()
 
@@ -28,11 +34,14 @@ _NOTHING = TierBlocks()
 @dataclass(frozen=True, slots=True)
 class _Pool:
     """Sources that serve a model, in order. ``fitting``: their places in it by (worker, rank); ``misfits``: why a place
-    cannot be answered for."""
+    cannot be answered for. ``borrowed``: places whose lower tiers are those of a shared pool, not their own.
+    ``readers``: who of them reads which shared pool."""
 
     sources: tuple[Source, ...]
     fitting: Mapping[tuple[str, int], int]
     misfits: Mapping[int, str]
+    borrowed: frozenset[int]
+    readers: tuple[PoolReaders, ...]
 
 
 class Answers:
@@ -44,9 +53,12 @@ class Answers:
         workers: Mapping[str, Worker],
         sources: Mapping[str, Mapping[int, Source]],
         approximate: Approximate,
+        layouts: PoolLayouts,
     ) -> None:
         self._index = index
         self._approximate = approximate
+        self._layouts = layouts
+        self._layouts_seen = layouts.changes
         self._workers = workers
         self._sources = sources
         self._pools: dict[tuple[str, int, str | None], _Pool] = {}
@@ -71,6 +83,8 @@ class Answers:
             if place is not None and sources[place].health != "blind":
                 source = sources[place]
                 blocks = (match.device, match.host, match.disk, match.external)
+                if place in pool.borrowed:
+                    blocks = (match.device, 0, 0, 0)
                 answers[place] = source.answers.get(blocks) or self._say(source, blocks)
         if self._approximate.sources:
             chain = chain_view(request.chain)
@@ -89,6 +103,10 @@ class Answers:
             )
         return tuple(answers)
 
+    def readers(self, request: MatchRequest) -> tuple[PoolReaders, ...]:
+        """The readers of shared pools among the workers that fit the question."""
+        return self._pool(request).readers
+
     def of_text(self, request: MatchRequest, now: float) -> tuple[WorkerMatch, ...]:
         """The same of a chain over text: every rank of the model, however its tokens are known."""
         chain = chain_view(request.chain)
@@ -103,13 +121,26 @@ class Answers:
             health=source.health,
             reason=source.reason,
             resident_blocks=self._index.resident(source.worker, source.rank),
+            pool=self._credited(source.worker),
         )
         if len(source.answers) >= _MAX_ANSWERS:
             source.answers.clear()
         source.answers[blocks] = answer
         return answer
 
+    def _credited(self, worker: str) -> str | None:
+        """The shared pool of which pages count for this worker."""
+        readers = self._layouts.of(worker)
+        if readers is None or not readers.usable or readers.layout is None:
+            return None
+        size = self._workers[worker].state.profile.block_size or 0
+        return readers.pool if blocks_per_page(readers.layout, size) else None
+
     def _pool(self, request: MatchRequest) -> _Pool:
+        if self._layouts_seen != self._layouts.changes:
+            self._layouts_seen = self._layouts.changes
+            self.pools_changed()
+            self.contents_changed()
         # Without a chain of tokens nothing can be misread, so that every rule fits.
         of_tokens = request.chain and request.unit == "tokens"
         kind = (request.model, request.block_size, request.salt_rule) if of_tokens else (request.model, -1, None)
@@ -126,15 +157,23 @@ class Answers:
         sources: list[Source] = []
         fitting: dict[tuple[str, int], int] = {}
         misfits: dict[int, str] = {}
+        borrowed: set[int] = set()
+        readers: dict[int, PoolReaders] = {}
         for name in sorted(name for name, worker in self._workers.items() if request.model in worker.models):
             misfit = _misfit(self._workers[name].state, request)
+            of_worker = self._layouts.of(name) if misfit is None else None
+            if of_worker is not None:
+                readers.setdefault(id(of_worker), of_worker)
+            shared = self._workers[name].state.profile.shared
             for rank, source in self._sources[name].items():
                 if misfit is None:
                     fitting[name, rank] = len(sources)
+                    if shared is not None and shared.scheme in LOWER_IS_SHARED:
+                        borrowed.add(len(sources))
                 else:
                     misfits[len(sources)] = misfit
                 sources.append(source)
-        return _Pool(tuple(sources), fitting, misfits)
+        return _Pool(tuple(sources), fitting, misfits, frozenset(borrowed), tuple(readers.values()))
 
 
 def _misfit(state: WorkerState, request: MatchRequest) -> str | None:

@@ -102,6 +102,7 @@ class Approximate:
             reason=source.reason,
             resident_blocks=resident,
             indexed=indexed.blocks.reach if source.measured else None,
+            pool=indexed.pool,
         )
 
     def of_text(self, source: Source, chain: Sequence[int], now: float) -> WorkerMatch:

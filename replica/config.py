@@ -15,6 +15,11 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``snapshot_*``: the question to a bridge, its deadline (a bridge dumps a million blocks in 1 to 2 s, and has up to
     4 million by default) and the pauses between tries. ``parity_*`` and ``silent_requests``: see `replica.parity`.
 
+    ``pools`` that workers read are followed at most, each with at most ``pool_pages`` pages in its index. One that was
+    not reconciled with its master's own list for ``pool_stale_s`` is not trusted in full. ``pool_alarm_keys``: so many
+    keys must have arrived before it is an alarm that nobody finds any. ``engine_links``: blocks whose engine hash is
+    kept once a worker's pool is keyed by those.
+
     ``approximate_*``: of what was sent where. ``ttl_s``: how long a sent block counts. ``blocks``: what one rank can
     hold, where its worker does not say. ``max_blocks``: of all ranks, for tokens and for text each (130 bytes a block).
     """
@@ -34,6 +39,11 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     approximate_ttl_s: float = 300.0
     approximate_blocks: int = 65_536
     approximate_max_blocks: int = 1_000_000
+    pools: int = 16
+    pool_pages: int = 20_000_000
+    pool_stale_s: float = 180.0
+    pool_alarm_keys: int = 1000
+    engine_links: int = 1_000_000
 
     def __post_init__(self) -> None:
         """Cross-field rules. Raises `SettingsError`."""
@@ -61,4 +71,9 @@ _POSITIVE = (
     "approximate_ttl_s",
     "approximate_blocks",
     "approximate_max_blocks",
+    "pools",
+    "pool_pages",
+    "pool_stale_s",
+    "pool_alarm_keys",
+    "engine_links",
 )

@@ -7,10 +7,10 @@ not continuous is still answered for, with its health beside it: what is known i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from kvcore import BadBatchError, IndexLimits, PrefixIndex
+from kvcore import BadBatchError, IndexLimits, PoolIndex, PrefixIndex, engine_pages
 from kvcore.dump import Steps
 from kvcore.index import PreparedRanks
 from kvcore.stream import (
@@ -45,6 +45,7 @@ from replica.events import (
 )
 from replica.parity import Expectations, Expected, ParityRules
 from replica.parts import UNFINISHED_S, PartsAssembler
+from replica.pools import PAGE_BYTES, Pools
 from replica.source import Source, Worker, on_its_way
 from schemas.index import MatchReply, MatchRequest
 from schemas.kv import KvHeaders, RankMark
@@ -89,7 +90,8 @@ class Replica:
         self.reported: Counter[str] = Counter()
         self.approximate = Approximate(settings)
         self.expectations = Expectations()
-        self._answers = Answers(self.index, self.workers, self.sources, self.approximate)
+        self.pools = Pools(settings, self._engine_pages)
+        self._answers = Answers(self.index, self.workers, self.sources, self.approximate, self.pools.layouts)
         self._settings = settings
         self._limits = Limits(hold_batches=settings.hold_limit, backoff_s=settings.snapshot_retry_s)
         self._rules = ParityRules(
@@ -104,6 +106,8 @@ class Replica:
         )
         self._behind: dict[tuple[str, int], Source] = {}
         self._deaf = False
+        self.applied: Callable[[str, int, bytes], None] | None = None
+        """Hears every engine batch that was applied: worker, rank, payload."""
 
     def anew(self) -> Replica:
         """A replica like this one that knows nothing yet."""
@@ -112,7 +116,7 @@ class Replica:
     @property
     def behind(self) -> bool:
         """Whether batches wait to be applied: `Work` is to be done."""
-        return bool(self._behind)
+        return bool(self._behind) or self.pools.behind
 
     def handle(self, event: ReplicaEvent, now: float) -> list[ReplicaEffect]:
         """What to do about ``event``, in this order. ``now``: Unix seconds."""
@@ -135,7 +139,11 @@ class Replica:
                 self._tick(event.connected, now, effects)
             case Work():
                 self._work(effects)
+                self.pools.work(now, effects)
+            case _:
+                self.pools.handle(event, now, effects)
         effects += self._queue.ask(now)
+        effects += self.pools.ask(now)
         return effects
 
     def catching_up(self) -> list[str]:
@@ -148,10 +156,22 @@ class Replica:
         chain = request.chain
         if len(chain) % HASH_BYTES:
             raise BadQuestionError("bad_chain", f"a chain is whole u64 hashes, not {len(chain)} bytes")
+        if len(request.pages) % PAGE_BYTES:
+            raise BadQuestionError("bad_pages", f"pages are {PAGE_BYTES} bytes each, not {len(request.pages)} in all")
         self.counters.matches += 1
         if request.unit == "text":
             return MatchReply(indexer=self.name, matches=self._answers.of_text(request, now))
-        return MatchReply(indexer=self.name, matches=self._answers.of(request, self.index.match(chain), now))
+        matches = self._answers.of(request, self.index.match(chain), now)
+        readers = self._answers.readers(request)
+        if not readers:
+            return MatchReply(indexer=self.name, matches=matches)
+        pools = self.pools.matches(readers, request, matches, now)
+        trusted = [pool.ranges for pool in pools if pool.health == "synced"]
+        shared = trusted[0] if len(trusted) == 1 else ()
+        return MatchReply(indexer=self.name, matches=matches, shared=shared, pools=pools)
+
+    def _engine_pages(self, chain: bytes) -> bytes:
+        return engine_pages(self.index.engine_hashes(chain))
 
     # Batches and streams
 
@@ -246,6 +266,8 @@ class Replica:
         self.rejected += result.rejected
         self.counters.blocks_stored += result.stored
         self.counters.blocks_removed += result.removed
+        if self.applied is not None:
+            self.applied(source.worker, source.rank, payload)
 
     # Snapshots
 
@@ -253,6 +275,10 @@ class Replica:
         """The ranks of a dump that ``marks`` speak of, for `SnapshotReceived`; in steps, between which events are
         handled as ever. Raises `BadDumpError`."""
         return self.index.prepare(dump, {(worker, mark.rank) for mark in marks})
+
+    def prepare_pool(self, dump: bytes) -> Steps[PoolIndex]:
+        """A shared pool's index as of ``dump``, for `PoolSnapshotReceived`; in steps. Raises `BadDumpError`."""
+        return self.pools.prepare(dump)
 
     def _restored(self, event: SnapshotReceived, now: float, effects: list[ReplicaEffect]) -> None:
         if not self._queue.close(event.worker, event.ticket):
@@ -309,7 +335,7 @@ class Replica:
         if known is not None and (state.epoch, state.seq) < (known.state.epoch, known.state.seq):
             return
         if state.health == "left":
-            self._remove(name, "left", effects)
+            self._remove(name, "left", now, effects)
             return
         if self._source(name, 0, now) is None:
             return
@@ -324,6 +350,10 @@ class Replica:
                 known_source.machine.publisher_restarted()
         if known is None or known.state.profile != state.profile:
             self._answers.pools_changed()
+            self.pools.worker(name, state.profile, now, effects)
+            shared = state.profile.shared
+            if shared is not None and shared.page_hash == "engine":
+                self.index.keep_links(self._settings.engine_links)
         for rank in range(state.profile.ranks):
             self._source(name, rank, now)
         streams = {stream.rank: stream for stream in state.streams}
@@ -342,12 +372,13 @@ class Replica:
             else:
                 self._tell(source, effects)
 
-    def _remove(self, worker: str, reason: str, effects: list[ReplicaEffect]) -> None:
+    def _remove(self, worker: str, reason: str, now: float, effects: list[ReplicaEffect]) -> None:
         if worker not in self.sources:
             return
         effects.append(Say("worker_gone", {"worker": worker, "reason": reason}, warning=reason != "left"))
         for source in list(self.sources[worker].values()):
             self._drop(source, reason, effects)
+        self.pools.worker(worker, None, now, effects)
         self.sources.pop(worker, None)
         self.workers.pop(worker, None)
         self.index.remove_worker(worker)
@@ -369,14 +400,15 @@ class Replica:
 
     # Requests
 
-    def _over(self, request_id: str) -> Expected | None:
-        """The request is not on its way any more to where it was placed. Returns what was expected of it there."""
-        expected = self.expectations.over(request_id)
+    def _over(self, request_id: str) -> tuple[Expected | None, bytes]:
+        """The request is not on its way any more to where it was placed. Returns what was expected of it there, and its
+        chain as far as that is known."""
+        expected, chain = self.expectations.over(request_id), b""
         if expected is not None:
             source = self.sources.get(expected.worker, {}).get(expected.rank)
             if source is not None:
-                source.parity.over(request_id)
-        return expected
+                chain = source.parity.over(request_id)
+        return expected, chain
 
     def _placed(self, fact: Placed, now: float) -> None:
         self._over(fact.request_id)
@@ -396,7 +428,7 @@ class Replica:
         self.expectations.placed(fact.request_id, expected)
 
     def _ended(self, end: RequestEnd, effects: list[ReplicaEffect]) -> None:
-        expected = self._over(end.request_id)
+        expected, chain = self._over(end.request_id)
         if end.worker is None or end.rank is None:
             return
         source = self.sources.get(end.worker, {}).get(end.rank)
@@ -406,22 +438,34 @@ class Replica:
         if end.outcome != "completed":
             return
         reported, size = end.usage.cached_tokens, worker.state.profile.block_size or 0
+        shared = end.predicted_shared_tokens or 0
         if end.predicted_cached_tokens is not None and reported is not None:
-            self.predicted[end.worker] += end.predicted_cached_tokens
+            self.predicted[end.worker] += end.predicted_cached_tokens + shared
             self.reported[end.worker] += reported
         if source.stream is None:
             return
         if expected is None or (expected.worker, expected.rank) != (end.worker, end.rank) or not source.measured:
             return
+        if shared and expected.block_size:
+            # What it found in its shared pool is no news of its own tiers, and no fault of their index if it did not.
+            expected = replace(expected, most=max(expected.most, expected.blocks + -(-shared // expected.block_size)))
         before, input_tokens = source.parity.problem, end.usage.input_tokens or 0
         predicted = None
         if expected.judged and reported is not None and input_tokens:
             predicted = expected.cached_tokens(input_tokens, reported)
+            if predicted < reported and chain:
+                expected = replace(expected, most=max(expected.most, self._indexed(source, chain)))
+                predicted = expected.cached_tokens(input_tokens, reported)
         if expected.spell == source.spell:
             source.parity.stores(input_tokens - max(predicted or 0, reported or 0), size)
         source.parity.ended(predicted, reported)
         self._alarm(source, before, effects)
         self._tell(source, effects)
+
+    def _indexed(self, source: Source, chain: bytes) -> int:
+        """Blocks of the chain that the source's events have told of."""
+        found = self.index.match(chain)
+        return next((each.reach for each in found if (each.worker, each.rank) == (source.worker, source.rank)), 0)
 
     def _alarm(self, source: Source, before: str | None, effects: list[ReplicaEffect]) -> None:
         """Say so when the source has come to disagree with its engine; ``before``: what was wrong with it before."""
@@ -435,6 +479,7 @@ class Replica:
         if not connected:
             self._deaf = True
             return
+        self.pools.tick(now, deaf=self._deaf, effects=effects)
         if self._deaf:
             # Nobody could be heard; silence counts from now.
             self._deaf = False
@@ -455,7 +500,7 @@ class Replica:
             if name not in self.workers and all(source.since < limit for source in ranks.values())
         ]
         for name in (*lost, *strays):
-            self._remove(name, "lost", effects)
+            self._remove(name, "lost", now, effects)
 
     # What it says
 

@@ -18,6 +18,15 @@ class AskSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPoolSnapshot:
+    """Ask a pool's bridge for its index; answered by `PoolSnapshotReceived` or `PoolSnapshotFailed` with this
+    ``ticket``."""
+
+    pool: str
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceChanged:
     """How far a source is trusted has changed: its health, its reason, its incarnation, or that it is gone.
 
@@ -42,4 +51,4 @@ class Say:
     warning: bool = False
 
 
-ReplicaEffect = AskSnapshot | SourceChanged | Say
+ReplicaEffect = AskSnapshot | AskPoolSnapshot | SourceChanged | Say

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcore import PoolIndex
 from kvcore.index import PreparedRanks
 from schemas.kv import KvHeaders, RankMark
 from schemas.placed import Placed
+from schemas.pool import PoolHeaders, PoolReset, PoolState
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 
@@ -50,6 +52,49 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolBatchReceived:
+    """One message of ``tg.v1.pool.<pool>``, whole or a part."""
+
+    headers: PoolHeaders
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResetReceived:
+    """A pool is told again from here on."""
+
+    reset: PoolReset
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStated:
+    """A heartbeat of a pool's bridge."""
+
+    state: PoolState
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshotReceived:
+    """A pool's dump, fetched from the object store and loaded into ``index`` by `Replica.prepare_pool`: its picture as
+    after ``seq`` of ``epoch``."""
+
+    pool: str
+    ticket: int
+    epoch: int
+    seq: int
+    index: PoolIndex
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshotFailed:
+    """The question or the fetch failed; ``reason`` as in the error raised."""
+
+    pool: str
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestEnded:
     """A request ended; carries predicted and reported cached tokens."""
 
@@ -78,6 +123,16 @@ class Work:
     """There is time: while `Replica.behind`, apply a few of the batches that wait."""
 
 
+PoolEvent = PoolBatchReceived | PoolResetReceived | PoolStated | PoolSnapshotReceived | PoolSnapshotFailed
+
 ReplicaEvent = (
-    BatchReceived | WorkerSeen | SnapshotReceived | SnapshotFailed | RequestEnded | PromptPlaced | Tick | Work
+    BatchReceived
+    | WorkerSeen
+    | SnapshotReceived
+    | SnapshotFailed
+    | PoolEvent
+    | RequestEnded
+    | PromptPlaced
+    | Tick
+    | Work
 )

@@ -9,7 +9,9 @@ while the source is approximate and answered for from what was sent there. So th
 measured, and the way back is the same measure under the lower threshold. Requests that were placed without asking the
 index (fallback, text, no chain, a source that was catching up) are not judged. What a request has in common with others
 that were on their way to the same rank when it was placed (siblings of a fan-out) may be cached by the time it is
-computed, or not: any report from what the index said up to that is agreement.
+computed, or not: any report from what the index said up to that is agreement. So is what the index has learned of the
+request's chain by its end: an engine's events were on their way when it was placed, late and not wrong. Blocks that no
+event ever told of do not get there, for a request's own events tell only of what was not cached.
 
 And: ``silent_requests`` requests that should each have stored a block, without one event, mean that events are off or
 lost (``no_events``). Any event ends that, and a snapshot. Ends of requests may overtake events, so it is the bridge
@@ -131,9 +133,9 @@ class SourceParity:
             self.on_their_way.popitem(last=False)
         return common
 
-    def over(self, request_id: str) -> None:
-        """The request has ended, here or elsewhere."""
-        self.on_their_way.pop(request_id, None)
+    def over(self, request_id: str) -> bytes:
+        """The request has ended, here or elsewhere. Returns its chain, empty where it is not known (any more)."""
+        return self.on_their_way.pop(request_id, b"")
 
     def stores(self, new_tokens: int, block_size: int) -> None:
         """A request ended well on this source that had so many tokens that were not cached."""

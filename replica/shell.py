@@ -19,10 +19,15 @@ from kvcore.dump import Steps
 from kvcore.errors import BadDumpError
 from replica.config import ReplicaSettings
 from replica.core import Replica
-from replica.effects import AskSnapshot, ReplicaEffect, Say, SourceChanged
+from replica.effects import AskPoolSnapshot, AskSnapshot, ReplicaEffect, Say, SourceChanged
 from replica.errors import BRIDGE_REASONS, SnapshotError
 from replica.events import (
     BatchReceived,
+    PoolBatchReceived,
+    PoolResetReceived,
+    PoolSnapshotFailed,
+    PoolSnapshotReceived,
+    PoolStated,
     PromptPlaced,
     ReplicaEvent,
     RequestEnded,
@@ -35,6 +40,7 @@ from replica.events import (
 from schemas.base import BadMessageError, from_json, from_msgpack, to_json
 from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
 from schemas.placed import Placed
+from schemas.pool import PoolHeaders, PoolReset, PoolSnapshotReply, PoolSnapshotRequest, PoolState
 from schemas.request import RequestEnd
 from schemas.worker import WorkerState
 
@@ -58,7 +64,9 @@ KV_PENDING = 262_144
 
 _KV_SUBJECTS = f"{subjects.ROOT}.kv.*.*"
 _SNAPSHOT_PREFIX = f"{subjects.ROOT}.kv.snapshot."
-M = TypeVar("M", WorkerState, RequestEnd)
+_POOL_PREFIX = f"{subjects.ROOT}.pool."
+M = TypeVar("M", WorkerState, RequestEnd, PoolReset, PoolState)
+R = TypeVar("R", SnapshotReply, PoolSnapshotReply)
 
 
 DIGEST_BYTES = 1 << 20
@@ -112,7 +120,9 @@ class ReplicaFeed:
         self._objects: ObjectStore
         self._batches: Subscription | None = None
         self._dropped_before = 0
+        self._pools: Subscription | None = None
         self._questions: dict[str, asyncio.Task[None]] = {}
+        self._pool_questions: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, bus: Bus, tasks: Tasks, *, facts: bool = True) -> None:
         """Subscribe. Workers make themselves known within a heartbeat. Without ``facts`` the owner hears the facts
@@ -133,11 +143,13 @@ class ReplicaFeed:
         try:
             objects = await kv.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S)
             batches = await kv.subscribe(_KV_SUBJECTS, self._on_batch, pending_limit=KV_PENDING)
+            # One subscription for all that pools say: what is numbered together stays in order.
+            pools = await kv.subscribe(f"{_POOL_PREFIX}>", self._on_pool, pending_limit=KV_PENDING)
         except BaseException:
             await kv.close()
             raise
         self._dropped_before = self.dropped
-        self._kv, self._objects, self._batches = kv, objects, batches
+        self._kv, self._objects, self._batches, self._pools = kv, objects, batches, pools
 
     async def _keep_listening(self) -> None:
         """What was missed between two connections shows as a gap, or by the heartbeats."""
@@ -165,12 +177,13 @@ class ReplicaFeed:
     @property
     def waiting(self) -> int:
         """Batches that have arrived and wait for their turn."""
-        return self._batches.stats().pending if self._batches is not None else 0
+        return sum(each.stats().pending for each in (self._batches, self._pools) if each is not None)
 
     @property
     def dropped(self) -> int:
         """Batches that did not fit into the line since the start."""
-        return self._dropped_before + (self._batches.stats().dropped if self._batches is not None else 0)
+        now = sum(each.stats().dropped for each in (self._batches, self._pools) if each is not None)
+        return self._dropped_before + now
 
     # What happens
 
@@ -243,6 +256,12 @@ class ReplicaFeed:
                         before.cancel()  # its bridge is gone, and a new one is there
                     task = self._tasks.start(f"snapshot-{effect.worker}", self._fetch_snapshot(effect))
                     self._questions[effect.worker] = task
+                case AskPoolSnapshot():
+                    before = self._pool_questions.pop(effect.pool, None)
+                    if before is not None:
+                        before.cancel()
+                    task = self._tasks.start(f"pool-snapshot-{effect.pool}", self._fetch_pool(effect))
+                    self._pool_questions[effect.pool] = task
                 case SourceChanged():
                     if self._changed is not None:
                         self._changed(effect)
@@ -260,6 +279,21 @@ class ReplicaFeed:
             self._reject(message, error)
             return
         self._handle(BatchReceived(headers, message.payload))
+
+    def _on_pool(self, message: BusMessage) -> None:
+        kind, _, pool = message.subject.removeprefix(_POOL_PREFIX).partition(".")
+        if not pool:
+            try:
+                headers = PoolHeaders.from_headers(message.headers)
+            except BadMessageError as error:
+                self._reject(message, error)
+                return
+            self._handle(PoolBatchReceived(headers, message.payload))
+        elif kind == "reset":
+            if (reset := self._read(message, PoolReset)) is not None:
+                self._handle(PoolResetReceived(reset))
+        elif kind == "state" and (state := self._read(message, PoolState)) is not None:
+            self._handle(PoolStated(state))
 
     def _on_worker(self, message: BusMessage) -> None:
         if (state := self._read(message, WorkerState)) is not None:
@@ -330,24 +364,53 @@ class ReplicaFeed:
     async def _snapshot(self, worker: str) -> tuple[SnapshotReply, bytes]:
         """Ask the bridge, fetch the object. Raises `SnapshotError`, `BusError`."""
         question = to_json(SnapshotRequest(indexer=self.replica.name))
-        answer = await self._kv.request(
-            subjects.kv_snapshot(worker), question, timeout_s=self._settings.snapshot_timeout_s
-        )
+        return await self._dump(worker, subjects.kv_snapshot(worker), question, SnapshotReply)
+
+    async def _dump(self, name: str, subject: str, question: bytes, kind: type[R]) -> tuple[R, bytes]:
+        """Ask the bridge of ``name``, fetch the object that it speaks of. Raises `SnapshotError`, `BusError`."""
+        answer = await self._kv.request(subject, question, timeout_s=self._settings.snapshot_timeout_s)
         try:
-            reply = from_json(answer.payload, SnapshotReply)
+            reply = from_json(answer.payload, kind)
         except BadMessageError as error:
-            raise SnapshotError(worker, error.reason, str(error)) from error
+            raise SnapshotError(name, error.reason, str(error)) from error
         if reply.error is not None:
             reason = reply.error if reply.error in BRIDGE_REASONS else "other"
-            raise SnapshotError(worker, reason, f"the bridge answered {reply.error}")
+            raise SnapshotError(name, reason, f"the bridge answered {reply.error}")
         if reply.bucket != subjects.OBJECTS_SNAPSHOTS:
-            raise SnapshotError(worker, "unknown_bucket", f"it is in {reply.bucket!r}")
+            raise SnapshotError(name, "unknown_bucket", f"it is in {reply.bucket!r}")
         dump = await self._objects.get(reply.key)
         if len(dump) != reply.size_bytes:
-            raise SnapshotError(worker, "snapshot_overwritten", "the object is not the one the bridge spoke of")
+            raise SnapshotError(name, "snapshot_overwritten", "the object is not the one the bridge spoke of")
         if reply.digest and await in_slices(digest(dump), SLICE_S) != reply.digest:
-            raise SnapshotError(worker, "snapshot_damaged", "the bytes are not those that the bridge wrote")
+            raise SnapshotError(name, "snapshot_damaged", "the bytes are not those that the bridge wrote")
         return reply, dump
+
+    async def _fetch_pool(self, effect: AskPoolSnapshot) -> None:
+        """A pool's picture, loaded aside and taken over at once."""
+        replica, pool = self.replica, effect.pool
+        question = to_json(PoolSnapshotRequest(indexer=replica.name))
+        try:
+            async with asyncio.timeout(self._settings.snapshot_timeout_s * 2):
+                reply, dump = await self._dump(pool, subjects.pool_snapshot(pool), question, PoolSnapshotReply)
+            index = await in_slices(replica.prepare_pool(dump), SLICE_S)
+        except TimeoutError:
+            failed: str | None = "snapshot_timeout"
+        except (SnapshotError, BusError, BadDumpError) as error:
+            failed = error.reason
+        except Exception as error:
+            if not self._isolated:
+                raise
+            self.broke(error)
+            return
+        else:
+            failed = None
+        self._pool_questions.pop(pool, None)
+        if self.replica is not replica:
+            return  # it began anew meanwhile, and asks for itself
+        if failed is not None:
+            self._handle(PoolSnapshotFailed(pool, effect.ticket, failed))
+        else:
+            self._handle(PoolSnapshotReceived(pool, effect.ticket, reply.epoch, reply.pool_seq, index))
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()

@@ -29,9 +29,12 @@ class Grant(Message, frozen=True, kw_only=True, omit_defaults=True):
 class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The question. Asking again with the same ``request_id`` (and ``attempt``) returns the same grant.
 
-    ``chain``, ``chain_unit``: as in `schemas.index.MatchRequest`. ``tokens_from`` says how ``input_tokens`` was
-    counted. ``excluded``: workers that this request has already failed on. ``deadline_ms``: Unix ms after which the
-    ingress listens no more.
+    ``chain``, ``chain_unit``, ``pages``, ``page_size``: as in `schemas.index.MatchRequest`; ``message_chain``,
+    ``preamble``: as in `schemas.placed.Placed`. ``tokens_from`` says how ``input_tokens`` was counted. ``excluded``:
+    workers that this request has already failed on; ``avoided``: those that have just failed on others (never all).
+    ``sticky``: the worker that its client says its turn ran on, for whom nobody remembers it. ``deadline_ms``: Unix ms
+    after which the ingress listens no more. ``digest``: of the body, as the client sent it: a turn that did not come
+    through and is sent again has the same (no harness says that it sends one again).
     """
 
     request_id: str
@@ -52,6 +55,13 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     priority: Number = 0
     excluded: tuple[str, ...] = ()
     chain_unit: ChainUnit = "tokens"
+    pages: bytes = b""
+    page_size: Count = 0
+    preamble: Count = 0
+    message_chain: bytes = b""
+    avoided: tuple[str, ...] = ()
+    sticky: str | None = None
+    digest: bytes = b""
 
 
 class AdmitCancel(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +82,11 @@ class Held(Message, frozen=True, kw_only=True, omit_defaults=True, tag="held"):
 
 
 class Granted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="granted"):
-    """Run now, on ``grant.worker`` at ``url``. ``priority`` is the engine's field, decided by admission."""
+    """Run now, on ``grant.worker`` at ``url``. ``priority`` is the engine's field, decided by admission.
+
+    ``predicted_cached_tokens``: what the rank's own tiers hold; ``predicted_shared_tokens``: what it should find in its
+    shared pool beyond them.
+    """
 
     request_id: str
     epoch: Number
@@ -81,6 +95,7 @@ class Granted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="grant
     mode: DecisionMode = "policy"
     policy: str = "kv"
     predicted_cached_tokens: Tokens = 0
+    predicted_shared_tokens: Tokens = 0
     index_health: SourceHealth = "blind"
     index_reason: str | None = None
     hold_ms: Number = 0
@@ -89,13 +104,18 @@ class Granted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="grant
 
 
 class Refused(Message, frozen=True, kw_only=True, omit_defaults=True, tag="refused"):
-    """Not now (429/503 with ``retry_after_s``) or not here (404): ``status`` is what the client should see."""
+    """Not now (429/503 with ``retry_after_s``) or not here (404): ``status`` is what the client should see.
+
+    ``policy``, ``detail``: with reason ``policy_refused``, the user's policy that refused, and why in its own words.
+    """
 
     request_id: str
     epoch: Number
     reason: str
     status: Number = 503
     retry_after_s: Number | None = None
+    policy: str | None = None
+    detail: str | None = None
 
 
 AdmitReply = Held | Granted | Refused

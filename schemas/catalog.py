@@ -14,12 +14,30 @@ import msgspec
 from schemas.admit import AdmitCancel, AdmitRequest, Granted, Held, Refused
 from schemas.base import BadMessageError, Message, from_json, from_msgpack
 from schemas.decision import Decision
-from schemas.hint import HintCommand, HintResult
-from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
+from schemas.hint import HintCommand, HintIntent, HintResult
+from schemas.index import (
+    IndexSource,
+    MatchReply,
+    MatchRequest,
+    RecogniseReply,
+    RecogniseRequest,
+    SessionQuery,
+    SessionResidency,
+)
 from schemas.ingress import IngressState
 from schemas.kv import KvHeaders, SnapshotReply, SnapshotRequest
 from schemas.placed import Placed
-from schemas.policy import RouteAnswer, RouteQuestion
+from schemas.policy import (
+    AdmitAnswer,
+    AdmitQuestion,
+    HintAnswer,
+    HintQuestion,
+    LeaseAnswer,
+    LeaseQuestion,
+    RouteAnswer,
+    RouteQuestion,
+)
+from schemas.pool import PoolHeaders, PoolReset, PoolSnapshotReply, PoolSnapshotRequest, PoolState
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress
 from schemas.session import SessionFact, SessionFactState
 from schemas.tool import ToolEvent
@@ -49,6 +67,7 @@ PARAMETERS: Mapping[str, str] = {
     "event": "Which event, as in the payload.",
     "event_type": "request_end, tool or decision.",
     "name": "The policy's name, encoded.",
+    "pool": "The shared pool's name, encoded.",
 }
 
 
@@ -122,11 +141,50 @@ CHANNELS: tuple[Channel, ...] = (
         name="kv_snapshot",
         address="tg.v1.kv.snapshot.{worker}",
         kind="question",
-        publisher="indexer",
+        publisher="indexer, admission",
         summary="The bridge's own index of its engine, as an object, and the batches it stands for.",
         loss="The asker asks again.",
         messages=(SnapshotRequest,),
         replies=(SnapshotReply,),
+        queue="q",
+    ),
+    Channel(
+        name="pool",
+        address="tg.v1.pool.{pool}",
+        kind="fact",
+        publisher="bridge",
+        summary="One batch of a shared pool's key events, untouched, or what a reconcile found to be otherwise.",
+        loss="Numbered per epoch of the bridge: the index holds, asks pool.snapshot, and goes on.",
+        encoding="engine",
+        headers=PoolHeaders,
+    ),
+    Channel(
+        name="pool_reset",
+        address="tg.v1.pool.reset.{pool}",
+        kind="fact",
+        publisher="bridge",
+        summary="Forget everything of this pool: it is told again from here on.",
+        loss="It has a number among the batches: its loss is a gap.",
+        messages=(PoolReset,),
+    ),
+    Channel(
+        name="pool_state",
+        address="tg.v1.pool.state.{pool}",
+        kind="fact",
+        publisher="bridge",
+        summary="How far the bridge's picture of a shared pool can be trusted, and its last number, once a second.",
+        loss="The next one a second later says everything again; 5 s of silence: the pool is not counted on.",
+        messages=(PoolState,),
+    ),
+    Channel(
+        name="pool_snapshot",
+        address="tg.v1.pool.snapshot.{pool}",
+        kind="question",
+        publisher="indexer, admission",
+        summary="The bridge's whole picture of a pool, as an object, and the number it stands for.",
+        loss="The asker asks again.",
+        messages=(PoolSnapshotRequest,),
+        replies=(PoolSnapshotReply,),
         queue="q",
     ),
     Channel(
@@ -147,6 +205,18 @@ CHANNELS: tuple[Channel, ...] = (
         loss="After 50 ms the decision is made without, marked blind.",
         messages=(MatchRequest,),
         replies=(MatchReply,),
+        encoding="msgpack",
+        queue="q",
+    ),
+    Channel(
+        name="index_recognise",
+        address="tg.v1.index.recognise",
+        kind="question",
+        publisher="ingress",
+        summary="Whose next turn is this prompt, which names nobody?",
+        loss="Late or absent: the request is a new session.",
+        messages=(RecogniseRequest,),
+        replies=(RecogniseReply,),
         encoding="msgpack",
         queue="q",
     ),
@@ -254,6 +324,15 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(HintResult,),
     ),
     Channel(
+        name="hint_intent",
+        address="tg.v1.hint.intent.{name}",
+        kind="fact",
+        publisher="a user's policy",
+        summary="What a user's policy would have the caches do, unasked; budgeted.",
+        loss="Soft: timing changes, nothing else.",
+        messages=(HintIntent,),
+    ),
+    Channel(
         name="policy_route",
         address="tg.v1.policy.route.{name}",
         kind="question",
@@ -265,14 +344,47 @@ CHANNELS: tuple[Channel, ...] = (
         queue="q",
     ),
     Channel(
+        name="policy_admit",
+        address="tg.v1.policy.admit.{name}",
+        kind="question",
+        publisher="admission",
+        summary="May this turn run now? A user's policy lets it go on, holds it for a while, or refuses it.",
+        loss="Late, absent or malformed: the turn goes on.",
+        messages=(AdmitQuestion,),
+        replies=(AdmitAnswer,),
+        queue="q",
+    ),
+    Channel(
+        name="policy_lease",
+        address="tg.v1.policy.lease.{name}",
+        kind="question",
+        publisher="admission",
+        summary="Should the KV of this idle session stay where it is? Asked when the built-in policy has leased it.",
+        loss="Late, absent or malformed: the built-in lease stands.",
+        messages=(LeaseQuestion,),
+        replies=(LeaseAnswer,),
+        queue="q",
+    ),
+    Channel(
+        name="policy_hint",
+        address="tg.v1.policy.hint.{name}",
+        kind="question",
+        publisher="hints",
+        summary="This has happened to a session: what should the caches be told?",
+        loss="Late, absent or malformed: the planner's own actions are sent.",
+        messages=(HintQuestion,),
+        replies=(HintAnswer,),
+        queue="q",
+    ),
+    Channel(
         name="trace",
         address="tg.v1.trace.{event_type}.{model}.{session}",
         kind="row",
         publisher="ingress, admission, recorder",
         summary="A finished trace row in the stream TG_TRACES.",
-        loss="Re-sent with the same Nats-Msg-Id until acknowledged; the stream stores it once.",
+        loss="Re-sent with the same Nats-Msg-Id until acknowledged, decisions sent once; the stream stores it once.",
         messages=(TraceRow,),
-        values={"event_type": ("request_end", "tool", "decision")},
+        values={"event_type": ("request_end", "tool", "decision", "worker_load")},
     ),
 )
 

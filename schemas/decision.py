@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from schemas.admit import DecisionMode, Grant
@@ -9,10 +11,33 @@ from schemas.base import Count, Fact, Message, Number, Tokens
 from schemas.index import SourceHealth, TierBlocks
 from schemas.session import RequestKind, SessionIdentity
 
+PolicyAsk = Literal["route", "admit", "lease", "hint"]
+"""What a user's policy may be asked: where a turn goes, whether it goes now, whether an idle session's KV is kept (all
+by admission), and what caches are told (by the hint planner)."""
+
+
+class PolicyAsked(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """A user's policy that was asked about a decision, and what became of its answer (the last one; ``times``: how
+    often it was asked while the turn waited; ``took_ms``: for the last answer).
+
+    ``outcome``: for ``route`` ``used``, ``outvoted`` (another rank was better all the same), ``unusable`` (no such
+    candidate, or not usable); for ``admit`` ``admit``, ``hold``, ``refuse``, ``overruled`` (a policy before it held or
+    refused). Any: ``no_opinion``, and why nothing was heard: ``late``, ``absent``, ``malformed``, ``failed``, ``busy``
+    (too many questions to it were open), ``resting`` (it was late too often), ``unsent`` (the bus was away).
+    """
+
+    policy: str
+    ask: PolicyAsk
+    outcome: str
+    took_ms: float = 0.0
+    times: Count = 1
+    reason: str | None = None
+
 
 class Candidate(Message, frozen=True, kw_only=True, omit_defaults=True):
     """One (worker, rank) as the policy saw it. ``cost`` in blocks, lower wins (spec: cost function, corrected);
-    ``parts`` are its terms by name. ``excluded`` says why it could not be chosen."""
+    ``parts`` are its terms by name; ``policy`` among them is what users' policies add, on top of ``cost``. ``excluded``
+    says why it could not be chosen."""
 
     worker: str
     rank: Count
@@ -27,7 +52,8 @@ class Candidate(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Decision(Fact, frozen=True, kw_only=True, omit_defaults=True):
-    """One decision. Published exactly once per grant, on the subject of the chosen worker."""
+    """One decision. Published exactly once per grant, on the subject of the chosen worker. ``policies``: those of users
+    that were asked on the way to it."""
 
     request_id: str
     model: str
@@ -42,6 +68,7 @@ class Decision(Fact, frozen=True, kw_only=True, omit_defaults=True):
     input_tokens: Tokens = 0
     block_size: Count = 0
     predicted_cached_tokens: Tokens = 0
+    predicted_shared_tokens: Tokens = 0
     previous_worker: str | None = None
     index_health: SourceHealth = "blind"
     index_reason: str | None = None
@@ -49,3 +76,4 @@ class Decision(Fact, frozen=True, kw_only=True, omit_defaults=True):
     hold_reason: str | None = None
     decide_us: Number = 0
     candidates: tuple[Candidate, ...] = ()
+    policies: tuple[PolicyAsked, ...] = ()

@@ -9,7 +9,7 @@ from schemas.session import RequestKind, SessionIdentity
 
 class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     """One accepted request of this ingress. ``worker``, ``grant_id``, ``attempt`` and ``predicted_cached_tokens`` are
-    known once it is placed."""
+    known once it is placed; ``hold_reason`` and ``held_since_ms`` while it is held."""
 
     request_id: str
     model: str
@@ -25,6 +25,8 @@ class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     input_tokens: Tokens = 0
     attempt: Count = 0
     predicted_cached_tokens: Tokens = 0
+    hold_reason: str | None = None
+    held_since_ms: Count | None = None
 
 
 class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):

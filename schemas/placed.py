@@ -14,7 +14,8 @@ class Placed(Fact, frozen=True, kw_only=True, omit_defaults=True):
     ``session`` and ``parent``: only of a turn that moves its session. ``chain``, ``block_size``, ``unit``: as in
     `schemas.index.MatchRequest`; empty where the prompt has none. ``indexed``: blocks of the chain that the rank held
     by its events when the decision was made, to be compared with what the engine reports; absent where its events
-    were not to be trusted, or were not asked.
+    were not to be trusted, or were not asked. ``message_chain``, ``preamble``: as in `schemas.index.RecogniseRequest`,
+    of a session that is recognised by its content.
     """
 
     request_id: str
@@ -28,3 +29,5 @@ class Placed(Fact, frozen=True, kw_only=True, omit_defaults=True):
     block_size: Count = 0
     chain: bytes = b""
     indexed: Count | None = None
+    preamble: Count = 0
+    message_chain: bytes = b""

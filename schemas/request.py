@@ -91,6 +91,7 @@ class RequestEnd(Fact, frozen=True, kw_only=True, omit_defaults=True):
     mode: DecisionMode | None = None
     usage: Usage = Usage()
     predicted_cached_tokens: Tokens | None = None
+    predicted_shared_tokens: Tokens | None = None
     finish_reason: str | None = None
     tool_names: tuple[str, ...] = ()
     total_ms: float | None = None

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from schemas.base import Count, Fact, Message, Tokens
+from schemas.base import Count, Fact, Message, Number, Tokens
 
-RequestKind = Literal["turn", "title", "compaction", "count_tokens", "final"]
+RequestKind = Literal["turn", "title", "compaction", "count_tokens", "final", "passthrough"]
 """What a request is to its session. Only ``turn`` (and ``final``) may move the session's state: a side request
-(title, compaction, count_tokens) shares the id but not the prefix."""
+(title, compaction, count_tokens) shares the id but not the prefix. ``passthrough``: of an API that is passed on as it
+comes (embeddings, tokens, any other)."""
 
 MOVES_SESSION: frozenset[RequestKind] = frozenset({"turn", "final"})
 """Kinds of requests that move their session's place and state."""
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*(?:/[A-Za-z0-9_.~-]*){3}")
+"""Four parts that percent-encoding leaves as they are."""
+
 InputTrigger = Literal["user_message", "tool_result", "other"]
 
-Family = Literal["tidegate", "dynamo", "claude_code", "codex", "pi", "opencode", "affinity", "body", "request"]
+Family = Literal[
+    "tidegate", "dynamo", "claude_code", "codex", "pi", "deepseek", "opencode", "affinity", "body", "prefix", "request"
+]
 """Where the identity came from. ``body`` is weak (a body field such as ``prompt_cache_key``); ``request`` means no
-identity at all: the request is a session of its own."""
+identity at all: the request is a session of its own. ``prefix``: no identity either, but sessions are recognised by
+their content (`ImplicitIdentity`); ``root`` is the id of the session's first request."""
 
 
 class SessionKey(Message, frozen=True, kw_only=True, omit_defaults=False):
@@ -37,6 +45,9 @@ class SessionKey(Message, frozen=True, kw_only=True, omit_defaults=False):
 
     def text(self) -> str:
         """One reversible string: four percent-encoded parts joined by ``/``. Equal keys, equal text; no collisions."""
+        plain = f"{self.tenant}/{self.family}/{self.root}/{self.agent}"
+        if _PLAIN.fullmatch(plain):  # nothing to encode: most keys, in a tenth of the time
+            return plain
         return "/".join(quote(part, safe="") for part in (self.tenant, self.family, self.root, self.agent))
 
     @classmethod
@@ -49,12 +60,32 @@ class SessionKey(Message, frozen=True, kw_only=True, omit_defaults=False):
         return cls(tenant=tenant, family=family, root=root, agent=agent)  # type: ignore[arg-type]
 
 
+def engine_session_id(session: SessionKey, session_id: str) -> str:
+    """What engines are told of a session whose own id is ``session_id``: clients choose their ids, and two tenants' may
+    be equal, but what is said of one tenant's session must never reach another's. No two tenants' ids are equal here.
+    """
+    if session.tenant == "default" and "/" not in session_id:
+        return session_id
+    return f"{quote(session.tenant, safe='')}/{session_id}"
+
+
+class ImplicitIdentity(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request without identity was given one: what its prompt is to a known session (`schemas.index.Relation`),
+    how sure that is (0..1), and why not surer."""
+
+    # Always written: readers tell by it that the request had no identity of its own.
+    relation: Literal["continues", "forks", "repeats", "new"] = msgspec.field(default_factory=lambda: "new")
+    confidence: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    reason: str | None = None
+
+
 class SessionIdentity(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Who a request belongs to, as read from its headers (or, weakly, its body).
 
     ``session_id`` and ``parent_session_id`` are what traces show (the peer's rule: a child's own id, its direct
     parent's id); ``parent`` is the parent's key where it can be named. ``weak``: taken from the body, so two sessions
-    may share it.
+    may share it. ``background``: its sender says that nobody waits for it (``x-tidegate-background``). ``implicit``:
+    nobody said who it is, its content did.
     """
 
     key: SessionKey
@@ -64,6 +95,8 @@ class SessionIdentity(Message, frozen=True, kw_only=True, omit_defaults=True):
     final: bool | None = None
     weak: bool = False
     turn_id: str | None = None
+    background: bool = False
+    implicit: ImplicitIdentity | None = None
 
 
 SessionFactState = Literal[
@@ -73,8 +106,26 @@ SessionFactState = Literal[
 ``revoked`` for others' need; ``expired`` with its session."""
 
 
+class Lease(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """KV that an idle session keeps at a rank, as it was given.
+
+    ``owner``: the session's key as text. ``epoch``: of the leadership that gave it (a later one keeps to it).
+    ``expires_ms``: it ends by then (Unix ms), even if every message about it is lost. ``tokens``: what it weighs.
+    """
+
+    owner: str
+    epoch: Number
+    since_ms: Count
+    expires_ms: Count
+    tokens: Tokens = 0
+
+
 class SessionFact(Fact, frozen=True, kw_only=True, omit_defaults=True):
-    """A transition of a session, with the numbers that caused it (for a lease: τ or floor, P, benefit, cost, η, T)."""
+    """A transition of a session, with the numbers that caused it (for a lease: τ or floor, P, benefit, cost, η, T).
+
+    ``lease``: the lease that the transition is of. ``reason`` of one that was revoked: ``worker_lost``,
+    ``policy_restarted``, or none where others needed its room.
+    """
 
     session: SessionKey
     session_id: str
@@ -87,3 +138,4 @@ class SessionFact(Fact, frozen=True, kw_only=True, omit_defaults=True):
     context_tokens: Tokens = 0
     reason: str | None = None
     numbers: dict[str, float] = msgspec.field(default_factory=dict)
+    lease: Lease | None = None

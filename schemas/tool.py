@@ -11,7 +11,11 @@ ToolStatus = Literal["running", "succeeded", "error", "cancelled"]
 
 
 class ToolEvent(Fact, frozen=True, kw_only=True, omit_defaults=True):
-    """One tool call's start or end. ``tool_call_id`` is unique within its session only."""
+    """One tool call's start or end. ``tool_call_id`` is unique within its session only.
+
+    ``inferred``: no harness said it; the call ran at most from the end of the turn that made it (``started_at_ms``) to
+    the session's next turn (``ended_at_ms``), and its id is the recorder's.
+    """
 
     session: SessionKey
     session_id: str

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from schemas.base import Count, Fact, Message, Sequence
 from schemas.kv import MAX_RANKS
+from schemas.pool import SharedLayout
 
 Engine = Literal["vllm", "sglang", "simulated", "unknown"]
 WorkerHealth = Literal["starting", "ready", "unhealthy", "mismatch", "left"]
@@ -51,7 +52,8 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     ``models``: all names it serves; ``adapters``: those that are adapters of ``model``, whose blocks are nobody else's.
     ``block_size`` in tokens (``None``: not known yet), ``kv_tokens`` per rank, ``salt_rule`` names how the engine
-    mixes a salt into its blocks; workers of one pool agree on model, block size and salt rule.
+    mixes a salt into its blocks; workers of one pool agree on model, block size and salt rule. ``shared``: how its
+    pages lie in the shared pool that it reads; ``shared_problem``: it reads one, but why nobody can tell how.
     """
 
     url: str
@@ -67,6 +69,8 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
     max_model_len: Count | None = None
     salt_rule: str = "cache_salt"
     features: tuple[str, ...] = ()
+    shared: SharedLayout | None = None
+    shared_problem: str | None = None
 
 
 class WorkerState(Fact, frozen=True, kw_only=True, omit_defaults=True):

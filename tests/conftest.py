@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.nats import NatsServer
 
-# Few examples by default, so that the unit part stays under 15 s; `--hypothesis-profile deep` looks longer where a test
-# does not name its own number.
-settings.register_profile("quick", max_examples=40, database=None)
-settings.register_profile("deep", max_examples=1000)
+# Few examples by default, so that the unit part stays under 15 s; the profiles `thorough` (of `make test-histories`)
+# and `deep` look longer. How long an example takes is the machine's affair: no profile has a deadline. Where CI is set,
+# as .ci/run does, examples are the same in every run: what chance finds is found by people, not by somebody's merge.
+settings.register_profile(
+    "quick",
+    max_examples=20,
+    deadline=None,
+    database=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
+settings.register_profile("deep", settings.get_profile("quick"), max_examples=1000)
 settings.load_profile("quick")
+
+# Who starts tests in the background of a script has them ignore Ctrl-C, and so would every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that a test calls sets the process's logging up for itself: not for the tests after it."""
+    root = logging.getLogger()
+    level, handlers = root.level, set(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in set(root.handlers) - handlers:
+        root.removeHandler(handler)
 
 
 @pytest.fixture

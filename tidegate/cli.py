@@ -10,17 +10,23 @@ from collections.abc import Sequence
 import click
 
 from bus.errors import BusError, SettingsError
+from bus.interrupt import INTERRUPTED_EXIT
 from bus.log import set_up_logging
 from bus.service import package_version, says_why
 from tidegate.errors import TidegateError
-from tidegate.interrupt import INTERRUPTED_EXIT
+from tidegate.safe_text import safe_lines
 
 COMMANDS = {
     "up": "Run a whole system on this machine and keep it running.",
     "demo": "Show agent sessions served through a whole system, and check the figures.",
     "tail": "Print finished requests as they come.",
+    "top": "Watch sessions and workers live.",
+    "trace": "Read recorded traces: tables, timelines, the formats of others.",
+    "replay": "Play recorded traffic again against an OpenAI endpoint, and compare.",
+    "keys": "Make, list and revoke the API keys of the front door.",
     "doctor": "Check a system, and say what to fix.",
     "calibrate": "Measure what it costs an engine to compute a prompt anew.",
+    "policy": "Check a policy of your own on the bus, or list who answers.",
     "simulate": "Compare scheduling policies in virtual time; no system is needed.",
 }
 
@@ -53,9 +59,14 @@ def cli() -> None:
       tidegate up                      a system with two simulated engines on port 8080
       tidegate up --engine http://127.0.0.1:8000=tcp://127.0.0.1:5557
       tidegate tail --session my-run   its finished requests, live
+      tidegate top                     sessions and workers, live
+      tidegate trace stats .tidegate/traces  tables of what happened
+      tidegate replay .tidegate/traces --speed 5  the same traffic again
+      tidegate keys add --tenant me    an API key for the front door
       tidegate doctor                  is everything well?
       tidegate demo                    sessions through a whole system, in under a minute
       tidegate calibrate --worker engine-1  what a lost cache costs on that engine
+      tidegate policy check my-policy  does it answer as it should?
       tidegate simulate --quick        scheduling policies side by side, in virtual time
     """
 
@@ -87,5 +98,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"tidegate: {message}", err=True)
+    click.echo(f"tidegate: {safe_lines(message)}", err=True)
     return code

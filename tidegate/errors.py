@@ -9,6 +9,9 @@ TidegateError          1
 ├── NoBusError         1  no bus answers, or it is gone
 ├── NoSystemError      1  no system runs in the folder that was named
 ├── CalibrationError   1  an engine could not be measured
+├── EndpointError      1  an endpoint to replay against is not there, or not fit (tidegate/replay/endpoint.py)
+├── TraceFileError     1  a trace file is not what it should be (tidegate/trace/errors.py)
+├── CollectorError     1  a collector did not take a trace's spans (tidegate/trace/otlp.py)
 └── SimulationError    1  a simulation was ended from outside, or its results could not be written
 """
 

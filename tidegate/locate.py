@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bus.errors import NotConnectedError
-from bus.nats import NatsBus, connect
+from bus.nats import NatsBus, NatsOptions, connect, options_from_environment
+from bus.nats.connection import REFUSED_LOGIN
 from bus.settings import redact
 from tidegate.errors import NoBusError, NoSystemError
 from tidegate.supervisor.state import DEFAULT_WORKDIR, FILE_NAME, SystemState, read_state
@@ -60,9 +61,25 @@ def locate(nats: str | None, workdir: Path | None, environ: Mapping[str, str] | 
 async def open_bus(located: Located, name: str, timeout_s: float = 3.0) -> NatsBus:
     """Raises `NoBusError`, which says what to do."""
     try:
-        return await connect(located.nats_url, name=name, timeout_s=timeout_s)
+        options = _options(located)
+        return await connect(located.nats_url, name=name, timeout_s=timeout_s, options=options)
     except NotConnectedError as error:
+        if REFUSED_LOGIN in str(error):
+            raise NoBusError(
+                f"the bus at {located.shown_url} (from {located.source}) knows us not: set TIDEGATE_NATS_USER and "
+                "TIDEGATE_NATS_PASSWORD_FILE, or name it as nats://user:password@host:port"
+            ) from error
         raise NoBusError(
             f"no bus answers at {located.shown_url} (from {located.source}); start a system with `tidegate up`, "
             "or name the bus with --nats"
         ) from error
+
+
+def _options(located: Located) -> NatsOptions:
+    """Who we are: as the environment says, else as the system here tells its commands."""
+    given = options_from_environment()
+    state = located.state
+    if state is None or not state.nats_user or given.access.user or given.access.creds:
+        return given
+    access = replace(given.access, user=state.nats_user, password_file=state.nats_password_file)
+    return replace(given, access=access)

@@ -7,7 +7,8 @@ from datetime import datetime, tzinfo
 
 import msgspec
 
-from schemas.trace import RequestMetrics, TraceRow
+from schemas.trace import RequestMetrics, TracedDecision, TraceRow
+from tidegate.safe_text import safe
 
 _decoder = msgspec.json.Decoder(TraceRow)
 
@@ -21,10 +22,10 @@ class RowFilter:
     worker: str | None = None
 
     def passes(self, row: TraceRow) -> bool:
-        request = row.request or RequestMetrics(request_id="")
-        if self.model is not None and request.model != self.model:
+        about = row.decision or row.request or RequestMetrics(request_id="")
+        if self.model is not None and about.model != self.model:
             return False
-        if self.worker is not None and (request.worker is None or request.worker.worker != self.worker):
+        if self.worker is not None and (about.worker is None or about.worker.worker != self.worker):
             return False
         if self.session is None:
             return True
@@ -44,10 +45,17 @@ def read_row(payload: bytes) -> TraceRow | None:
 
 
 def one_line(row: TraceRow, zone: tzinfo | None = None) -> str:
-    """``12:00:01.123  completed  engine-1  session  in 1200 (cached 1100, 92 %)  out 32  ttft 40 ms  total 90 ms``"""
-    request = row.request or RequestMetrics(request_id="")
+    """``12:00:01.123  completed  engine-1  session  in 1200 (cached 1100, 92 %)  out 32  ttft 40 ms  total 90 ms``
+
+    Of a decision: ``12:00:01.123  decision  engine-1  session  in 1200 (expected cached 1104, 92 %)  cost 6 (engine-2
+    75)  decided in 180 us``. Whatever strangers wrote, it is one line, and drives no terminal.
+    """
     when = datetime.fromtimestamp(row.event_time_unix_ms / 1000, zone)
-    parts = [f"{when:%H:%M:%S}.{row.event_time_unix_ms % 1000:03d}", request.outcome or row.event_type]
+    time = f"{when:%H:%M:%S}.{row.event_time_unix_ms % 1000:03d}"
+    if row.decision is not None:
+        return safe("  ".join([time, "decision", row.decision.worker.worker, _session(row), *_decision(row.decision)]))
+    request = row.request or RequestMetrics(request_id="")
+    parts = [time, request.outcome or row.event_type]
     parts.append(request.worker.worker if request.worker else "-")
     parts.append(_session(row))
     if request.kind not in (None, "turn"):
@@ -63,7 +71,43 @@ def one_line(row: TraceRow, zone: tzinfo | None = None) -> str:
         parts.append(f"placed by {request.decision_mode}")
     if request.reason:
         parts.append(request.reason)
-    return "  ".join(parts)
+    return safe("  ".join(parts))
+
+
+def _decision(decision: TracedDecision) -> list[str]:
+    parts = [] if decision.kind == "turn" else [str(decision.kind)]
+    text = f"in {decision.input_tokens}"
+    if decision.input_tokens > 0:
+        share = 100 * decision.predicted_cached_tokens / decision.input_tokens
+        text += f" (expected cached {decision.predicted_cached_tokens}, {share:.0f} %)"
+    parts.append(text)
+    parts += _costs(decision)
+    if decision.hold_ms:
+        parts.append(f"held {decision.hold_ms} ms ({decision.hold_reason or '?'})")
+    parts.append(f"decided in {decision.decide_us} us")
+    if decision.mode != "policy":
+        parts.append(f"placed by {decision.mode}")
+    if decision.index_health not in (None, "synced"):
+        parts.append(f"index {decision.index_health}")
+    return parts
+
+
+def _costs(decision: TracedDecision) -> list[str]:
+    """The chosen rank's, then those of others, or why they were out of the question."""
+    chosen = (decision.worker.worker, decision.worker.rank)
+    own, others = "?", []
+    for each in decision.candidates:
+        cost = each.excluded or ("?" if each.cost is None else f"{each.cost:g}")
+        if (each.worker, each.rank) == chosen:
+            own = cost
+        else:
+            name = each.worker if each.rank == 0 else f"{each.worker}/{each.rank}"
+            others.append(f"{name} {cost}")
+    left_out = decision.candidates_seen - len(decision.candidates)
+    others += [f"and {left_out} more"] if left_out > 0 else []
+    if not decision.candidates:
+        return []
+    return [f"cost {own}" + (f" ({', '.join(others)})" if others else "")]
 
 
 def _session(row: TraceRow) -> str:

@@ -15,6 +15,7 @@ answer came, is sent once more, on a new connection.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,10 +95,14 @@ def parse_url(url: str) -> Address:
 
 
 class HttpClient:
-    """Connections are opened as needed and kept per origin (host, port); `close` cuts all of them."""
+    """Connections are opened as needed and kept per origin (host, port); `close` cuts all of them.
 
-    def __init__(self, limits: ClientLimits | None = None) -> None:
+    With ``tls`` every connection is encrypted; addresses are written ``http://host:port/...`` all the same.
+    """
+
+    def __init__(self, limits: ClientLimits | None = None, *, tls: ssl.SSLContext | None = None) -> None:
         self.limits = limits or ClientLimits()
+        self._tls = tls
         self.opened = 0
         self.reused = 0
         self.retried = 0
@@ -200,11 +205,11 @@ class HttpClient:
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: ClientConnection(self._became_idle, self._lost), address.host, address.port
+                    lambda: ClientConnection(self._became_idle, self._lost), address.host, address.port, ssl=self._tls
                 )
         except TimeoutError as error:
             raise ConnectTimeoutError(f"no connection to {address.host}:{address.port} in {timeout_s:g} s") from error
-        except OSError as error:
+        except OSError as error:  # and what TLS refuses: a certificate that is not trusted
             raise ConnectError(f"no connection to {address.host}:{address.port}: {error}") from error
         self.opened += 1
         self._all.add(connection)

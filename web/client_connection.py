@@ -22,6 +22,9 @@ from web.errors import (
 )
 from web.headers import BODILESS, Headers, find
 
+LARGE_READ = 131_072
+"""Bytes of one read after which a connection's turn is over."""
+
 MAX_HEAD_BYTES = 262_144
 """Headers of an answer that are still coming; interim (1xx) answers count with them."""
 
@@ -56,6 +59,7 @@ class ClientConnection(asyncio.Protocol):
         self._until_close = False
         self._head_bytes = 0
         self._pieces: list[bytes] = []
+        self._paused = False
         self.idle_since = 0.0
         self.answers = 0
 
@@ -105,11 +109,24 @@ class ClientConnection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES and problem is None:
                 problem = BadAnswerError(f"the answer's headers are larger than {MAX_HEAD_BYTES} bytes")
         self._hand_over()
+        if len(data) >= LARGE_READ:
+            self._let_others()
         if problem is not None:
             if self._stream is not None:
                 self._stream = None
                 stream.fail(problem)
             self.abort()
+
+    def _let_others(self) -> None:
+        """Stop reading until the next turn of the loop: libuv reads a full socket 32 times over before it looks at
+        another one, and all who are served here would wait for it."""
+        if self._transport is not None and self.usable and not self._paused:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._transport is not None and self.usable and not self._paused:
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -182,6 +199,7 @@ class ClientConnection(asyncio.Protocol):
         self._stream = None
         self.answers += 1
         transport = self._transport
+        self._paused = False
         if transport is not None:
             transport.resume_reading()
             if self._parser.should_keep_alive() and transport.get_write_buffer_size() == 0:
@@ -193,10 +211,12 @@ class ClientConnection(asyncio.Protocol):
     # The stream's side
 
     def pause(self) -> None:
+        self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
+        self._paused = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 

@@ -282,6 +282,10 @@ class ServerConnection(asyncio.Protocol):
         if size > limits.header_bytes:
             self._refuse(431, "headers_too_large")
             return
+        coding = find(self._headers, b"transfer-encoding")
+        if coding is not None and coding.strip().lower() != b"chunked":
+            self._refuse(501, "transfer_encoding")  # what is packed besides would be taken for the body
+            return
         length = find(self._headers, b"content-length")
         if length is not None and int(length) > limits.body_bytes:
             self._refuse(413, "body_too_large")

@@ -29,6 +29,7 @@ from bus.memory.broker import MemoryBroker
 from bus.memory.storage import MemoryBucket, MemoryConsumer, MemoryObjects
 from bus.others import Others
 from bus.services import serve_endpoints
+from bus.subjects import MESSAGE_ID
 from bus.validation import check_publish_subject, check_subscribe_subject, clean_headers, header_bytes
 
 log = EventLog(__name__)
@@ -279,7 +280,7 @@ class MemoryBus:
     async def publish_row(self, subject: str, payload: bytes, message_id: str, *, timeout_s: float = 5.0) -> bool:
         self._check()
         check_publish_subject(subject)
-        headers = {"Nats-Msg-Id": message_id}
+        headers = {MESSAGE_ID: message_id}
         size = len(payload) + header_bytes(headers)
         if size > self.max_payload:
             raise PayloadTooLargeError(subject, size, self.max_payload)

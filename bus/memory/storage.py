@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bus.errors import ClosedError, KeyMissingError, WrongRevisionError
 from bus.interface import KeyEntry, StoredRow
+from bus.subjects import MESSAGE_ID
 from bus.validation import check_publish_subject, subject_matches
 
 
@@ -62,7 +63,7 @@ class MemoryStream:
     def add(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> bool:
         """``False`` for a message id seen within the window."""
         now = asyncio.get_running_loop().time()
-        message_id = headers.get("Nats-Msg-Id")
+        message_id = headers.get(MESSAGE_ID)
         if message_id is not None:
             for old in [key for key, at in self._seen.items() if at <= now - self._window_s]:
                 del self._seen[old]
@@ -149,6 +150,14 @@ class MemoryConsumer:
 
     async def ack(self, row: StoredRow) -> None:
         self._state().open.pop(row.stream_seq, None)
+
+    async def ack_rows(self, rows: Sequence[StoredRow]) -> None:
+        for row in rows:
+            await self.ack(row)
+
+    @property
+    def lost(self) -> int:
+        return 0  # this stream has no limits
 
     async def pending(self) -> int:
         state = self._state()

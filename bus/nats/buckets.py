@@ -58,6 +58,7 @@ class NatsKeyValue:
             deny_delete=True,
             discard=api.DiscardPolicy.NEW,
             storage=api.StorageType.FILE,
+            num_replicas=bus.options.replicas,
         )
 
     async def open(self) -> None:
@@ -201,6 +202,7 @@ class NatsObjectStore:
             allow_rollup_hdrs=True,
             allow_direct=True,
             storage=api.StorageType.FILE,
+            num_replicas=bus.options.replicas,
         )
         self._raw = RawObjectStore(name=bucket, stream=self._stream, js=bus.js.manager)
 

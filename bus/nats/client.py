@@ -10,14 +10,17 @@ beginning of the next: uvloop does not wait, so that each write is a system call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from bus.interface import TURN_S
 from bus.log import EventLog
+from bus.nats.access import DEFAULT_INBOX
+from bus.nats.parser import DirectBytes, FastParser
 
 log = EventLog(__name__)
 
@@ -33,37 +36,58 @@ _WRITE_AT_ONCE_BYTES = 64 * 1024
 
 
 class NatsClient(Client):
-    """See `nats.aio.client.Client`."""
+    """See `nats.aio.client.Client`. ``inbox_prefix``: of every inbox, also before connecting. ``demands_tls``: nothing
+    is sent to a server that does not offer TLS; nats-py itself does as the server says."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox_prefix: str = DEFAULT_INBOX, *, demands_tls: bool = False) -> None:
         super().__init__()
+        self._inbox_prefix = bytearray(inbox_prefix.encode())
+        self._demands_tls = demands_tls
         self._direct: dict[int, Direct] = {}
+        self._takers: dict[int, DirectBytes] = {}
+        self._ps = FastParser(self, self._takers)
         self._turn_ends: float | None = None
         self._write_is_due = False
         self.unreadable = 0
         """Messages whose subject or headers could not be read."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._demands_tls and not info.get("tls_required"):
+            secured = self._current_server is not None and self._current_server.uri.scheme == "wss"
+            if not secured:
+                raise nats_errors.Error("nats: TLS is wanted, and this server does not demand it")
+        await super()._process_info(info, initial_connection)
 
     def handle_directly(self, sid: int, handler: Direct) -> None:
         """Messages of the subscription ``sid`` go to ``handler`` where they are parsed, as long as none of them waits
         and everybody has his turn every `TURN_S`; the others go through its queue."""
         self._direct[sid] = handler
 
+    def handle_bytes(self, sid: int, handler: DirectBytes) -> None:
+        """All messages of the subscription ``sid`` go to ``handler`` where they are parsed: for what comes only as
+        it is asked for, and is put away at once. 20 us less a message than through the queue."""
+        self._takers[sid] = handler
+
     def forget_handler(self, sid: int) -> None:
         """No message comes for it any more."""
         self._direct.pop(sid, None)
+        self._takers.pop(sid, None)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         try:
             await self._take(sid, subject, reply, data, headers)
         except Exception:
             # A subject that is not UTF-8, headers that are none: nats-py would never read again, and seem connected.
-            self.unreadable += 1
-            if self.unreadable & (self.unreadable - 1) == 0:  # at each doubling: a flood shall not fill the log
+            if self._unreadable_is_said():
                 log.exception("message_unreadable", subject=repr(subject[:100]), unreadable=self.unreadable)
 
     async def _take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        handler, subscription = self._direct.get(sid), self._subs.get(sid)
         late_s = self._late_s()
+        taker = self._takers.get(sid)
+        if taker is not None:
+            self.take_bytes(taker, subject, data, headers, reply)
+            return
+        handler, subscription = self._direct.get(sid), self._subs.get(sid)
         if handler is None or subscription is None or subscription.pending_msgs or late_s > 0.0:
             await super()._process_msg(sid, subject, reply, data, headers)
             if late_s > _READ_AHEAD_S:
@@ -73,6 +97,26 @@ class NatsClient(Client):
         self.stats["in_bytes"] += len(data)
         subscription._received += 1
         handler(subject.decode(), data, await self._process_headers(headers) if headers else None, reply.decode())
+
+    def take_bytes(self, taker: DirectBytes, subject: bytes, data: bytes, headers: bytes | None, reply: bytes) -> None:
+        """One message for who takes bytes."""
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        try:
+            taker(subject, data, headers, reply)
+        except Exception:
+            if self._unreadable_is_said():
+                log.exception("message_unreadable", subject=repr(subject[:100]), unreadable=self.unreadable)
+
+    async def pause(self) -> None:
+        """After messages for who takes bytes: everybody else has a turn when it is time."""
+        if self._late_s() > _READ_AHEAD_S:
+            await asyncio.sleep(0)
+
+    def _unreadable_is_said(self) -> bool:
+        """Count one more; at each doubling it is said: a flood shall not fill the log."""
+        self.unreadable += 1
+        return self.unreadable & (self.unreadable - 1) == 0
 
     def _late_s(self) -> float:
         """For how long messages have been taken in beyond the `TURN_S` since the loop came back to this client."""
@@ -84,6 +128,22 @@ class NatsClient(Client):
 
     def _begin_turn(self) -> None:
         self._turn_ends = None
+
+    def send_together(self, subjects: Sequence[str], payload: bytes) -> None:
+        """``payload`` to each of ``subjects``, which are the server's own, as one piece."""
+        end = b" %d\r\n%b\r\n" % (len(payload), payload)
+        piece = b"".join([b"PUB " + subject.encode() + end for subject in subjects])
+        self.stats["out_msgs"] += len(subjects)
+        self.stats["out_bytes"] += len(payload) * len(subjects)
+        self._pending.append(piece)
+        self._pending_data_size += len(piece)
+        step = self._flush_pending()
+        try:
+            step.send(None)
+        except StopIteration:
+            pass
+        else:
+            step.close()  # it waits for the flusher; the piece is in the buffer
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         if not self.is_connected or not isinstance(transport := self._transport, TcpTransport):

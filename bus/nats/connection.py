@@ -14,16 +14,17 @@ nats-py does protocol and reconnecting. Three things are done differently here, 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from nats import errors as nats_errors
-from nats.aio.msg import Msg
+from nats.aio.client import Server
 from nats.aio.subscription import Subscription as RawSubscription
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from bus.answers import Answers
 from bus.errors import (
@@ -35,7 +36,6 @@ from bus.errors import (
     SettingsError,
 )
 from bus.interface import (
-    TURN_S,
     BusMessage,
     BusStats,
     Consumer,
@@ -45,20 +45,33 @@ from bus.interface import (
     ObjectStore,
     ServedEndpoints,
     StoredRow,
-    SubscriptionStats,
 )
 from bus.log import EventLog
+from bus.nats.access import (
+    NatsAccess,
+    access_from_environment,
+    access_of,
+    inbox_prefix_of,
+    login_of,
+    servers_of,
+    tls_context,
+    without_login,
+)
 from bus.nats.buckets import NatsKeyValue, NatsObjectStore
 from bus.nats.client import NatsClient
-from bus.nats.replies import NO_HEADERS, Replies, bus_is_away
+from bus.nats.replies import Replies, bus_is_away
 from bus.nats.streams import JetStream, NatsConsumer, TraceStreamLimits, tail_stream
+from bus.nats.subscription import NatsSubscription
 from bus.others import NO_STATS, Others
 from bus.services import serve_endpoints
-from bus.settings import redact
+from bus.settings import ENVIRONMENT_PREFIX, CommonSettings, redact
 from bus.subjects import TRACE_STREAM
 from bus.validation import check_publish_subject, check_subscribe_subject, header_bytes
 
 log = EventLog(__name__)
+
+REFUSED_LOGIN = "Authorization Violation"
+"""In what the server says to a stranger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +80,7 @@ class NatsOptions:
 
     ``buffer_bytes``: waiting to be sent while connected; ``buffer_down_bytes``: while the server is away; what does
     not fit is counted as ``publish_failed``. A server that answers no ping for two ``ping_interval_s`` is lost.
+    ``replicas``: copies of the streams and buckets that this connection makes.
     """
 
     buffer_bytes: int = 64 * 1024 * 1024
@@ -77,58 +91,8 @@ class NatsOptions:
     retry_most_s: float = 1.0
     log_every_s: float = 10.0
     traces: TraceStreamLimits = field(default_factory=TraceStreamLimits)
-
-
-class NatsSubscription:
-    """See `bus.interface.Subscription`."""
-
-    def __init__(self, bus: NatsBus, subject: str, handler: Handler) -> None:
-        self._bus = bus
-        self._subject = subject
-        self._handler = handler
-        self._stopped = False
-        self._loop = asyncio.get_running_loop()
-        self._turn_began = 0.0
-        self.raw: RawSubscription | None = None
-        self.delivered = 0
-        self.dropped = 0
-        self.failed = 0
-
-    @property
-    def subject(self) -> str:
-        return self._subject
-
-    def stats(self) -> SubscriptionStats:
-        pending = 0 if self.raw is None or self._stopped else self.raw.pending_msgs
-        return SubscriptionStats(self.delivered, pending, self.dropped, self.failed)
-
-    def receive(self, subject: str, payload: bytes, headers: dict[str, str] | None, reply: str) -> None:
-        """One message, handled."""
-        if self._stopped:
-            return
-        self.delivered += 1
-        try:
-            self._handler(BusMessage(subject, payload, headers or NO_HEADERS, reply))
-        except Exception:
-            # The border to the handler: what it raises is counted and logged, and ends nothing.
-            self.failed += 1
-            if self.failed & (self.failed - 1) == 0:  # at each doubling: a flood shall not fill the log
-                log.exception("handler_failed", subject=subject, failures=self.failed)
-
-    async def deliver(self, message: Msg) -> None:
-        """One message that had to wait."""
-        self.receive(message.subject, message.data, message.headers, message.reply)
-        # nats-py hands over all that waits without a pause: a flood on one subject shall not make the others wait.
-        if self.raw is not None and self.raw.pending_msgs and self._loop.time() - self._turn_began >= TURN_S:
-            await asyncio.sleep(0)
-            self._turn_began = self._loop.time()
-
-    async def unsubscribe(self) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
-        if self.raw is not None:
-            await self._bus.forget(self, self.raw)
+    access: NatsAccess = field(default_factory=NatsAccess)
+    replicas: int = 1
 
 
 class NatsBus:
@@ -140,7 +104,12 @@ class NatsBus:
         self._buffer_down_bytes = options.buffer_down_bytes
         self._url = url
         self._name = name
-        self.client = NatsClient()
+        access = options.access
+        self._servers = servers_of(url)
+        self._login = login_of(access, self._servers)
+        self._tls = tls_context(access, self._servers)
+        self._inbox_prefix = inbox_prefix_of(access, self._login)
+        self.client = NatsClient(self._inbox_prefix, demands_tls=self._tls is not None)
         self.js = JetStream(self)
         self._subscriptions: dict[RawSubscription, NatsSubscription] = {}
         self._gone = NO_STATS
@@ -155,7 +124,9 @@ class NatsBus:
         self._subscribed = False
         self._closed = False
         self._failures = 0
+        self._refused = 0
         self._logged_at = 0.0
+        self.problem = ""
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.changed = asyncio.Event()
 
@@ -163,12 +134,16 @@ class NatsBus:
 
     async def open(self) -> None:
         options = self.options
-        if urlsplit(self._url).scheme not in ("nats", "tls", "ws", "wss"):
-            raise SettingsError("nats_url", f"{redact('url', self._url)!r} is not nats://host:port")
         try:
             await self.client.connect(
-                [self._url],
+                [without_login(server) for server in self._servers],
                 name=self._name,
+                user=self._login.user,
+                password=self._login.password,
+                token=self._login.token,
+                user_credentials=options.access.creds or None,
+                tls=self._tls,
+                inbox_prefix=self._inbox_prefix,
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,
@@ -183,6 +158,10 @@ class NatsBus:
                 pending_size=1 << 50,  # the limits are ours, see `send`
                 skip_subject_validation=True,  # checked, more strictly, by `bus.validation`
             )
+        except ModuleNotFoundError as error:
+            raise SettingsError(
+                "nats_creds", f"needs the package nkeys: pip install 'tidegate[creds]' ({error})"
+            ) from error
         except nats_errors.Error as error:
             raise SettingsError(
                 "nats_url", f"{redact('url', self._url)!r} is not nats://host:port ({error})"
@@ -202,12 +181,20 @@ class NatsBus:
                 subscription.dropped += 1
             self._log_sometimes("slow_consumer", subject=error.subject, name=self._name)
             return
+        if _is_refusal(error):
+            self._refused += 1
+            if self._refused & (self._refused - 1) == 0:  # at each doubling: it comes back with every message
+                log.error("bus_refused", detail=str(error).removeprefix("nats: "), name=self._name, times=self._refused)
+            return
         if not self._opened:
             # nats-py waits the same time between all first tries; growing it here is its only hook for a backoff.
             self.client.options["reconnect_time_wait"] = self._backoff_s()
         self._dialled = True
         self._failures += 1
-        self._log_sometimes("bus_unreachable", url=redact("url", self._url), reason=str(error) or repr(error))
+        reason = (str(error) or repr(error)).removeprefix("nats: ")
+        if REFUSED_LOGIN not in self.problem:  # the server hangs up after it has said so, and sometimes before
+            self.problem = reason
+        self._log_sometimes("bus_unreachable", url=redact("url", self._url), reason=reason)
 
     def _log_sometimes(self, event: str, **fields: Any) -> None:
         now = asyncio.get_running_loop().time()
@@ -219,9 +206,10 @@ class NatsBus:
         doubled = self.options.retry_first_s * 2.0 ** min(self._failures, 16)
         return min(doubled, self.options.retry_most_s) * random.uniform(0.75, 1.0)  # noqa: S311 - jitter
 
-    def _next_try(self, servers: object, info: object) -> tuple[None, float]:
+    def _next_try(self, servers: Sequence[Server], info: object) -> tuple[Server, float]:
+        """Each server in turn: left to itself nats-py takes the first of them each time, be it gone for ever."""
         self.client.drop_failed_connection()
-        return None, self._backoff_s()
+        return servers[self._failures % len(servers)], self._backoff_s()
 
     async def _on_disconnected(self) -> None:
         self._subscribed = False
@@ -277,6 +265,7 @@ class NatsBus:
             publish_failed=self._publish_failed,
             reconnects=self.client.stats["reconnects"],
             handler_failed=self._gone.handler_failed + sum(one.failed for one in live) + self.client.unreadable,
+            refused=self._refused,
         )
         return own + self._others.stats()
 
@@ -307,6 +296,19 @@ class NatsBus:
             # It waits for the socket only while the flusher is being replaced; the message is in the buffer by then.
             step.close()
         self._published += 1
+        return True
+
+    def send_together(self, subjects: Sequence[str], payload: bytes) -> bool:
+        """``payload`` to each of ``subjects``, which the server has named; ``False`` when they did not fit into the
+        buffer or the server is away (counted)."""
+        if self._closed:
+            raise ClosedError("the bus connection is closed")
+        size = sum(map(len, subjects)) + len(subjects) * len(payload)
+        if not self.client.is_connected or self.client.pending_data_size + size > self._buffer_bytes:
+            self._publish_failed += len(subjects)
+            return False
+        self.client.send_together(subjects, payload)
+        self._published += len(subjects)
         return True
 
     async def flush(self, timeout_s: float = 2.0) -> None:
@@ -456,13 +458,34 @@ class NatsBus:
         self._lost.cancel()
 
 
+def options_of(settings: CommonSettings) -> NatsOptions:
+    """What a service's settings say of its connection."""
+    return NatsOptions(access=access_of(settings), replicas=settings.nats_replicas)
+
+
+def options_from_environment(environ: Mapping[str, str] | None = None) -> NatsOptions:
+    """For commands and policies, which have no settings of their own: ``TIDEGATE_NATS_USER`` and the others. Also they
+    make what they find missing, with as many copies. Raises `SettingsError`."""
+    given = os.environ if environ is None else environ
+    replicas = given.get(f"{ENVIRONMENT_PREFIX}NATS_REPLICAS") or "1"
+    if replicas not in tuple("12345"):
+        raise SettingsError(f"{ENVIRONMENT_PREFIX}NATS_REPLICAS", f"must be 1 to 5, not {replicas!r}")
+    return NatsOptions(access=access_from_environment(given), replicas=int(replicas))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """A permission that we lack; the connection lives on."""
+    return isinstance(error, nats_errors.Error) and PERMISSIONS_ERR in str(error).lower()
+
+
 async def connect(
     url: str, *, name: str, timeout_s: float | None = None, options: NatsOptions | None = None
 ) -> NatsBus:
     """Connect, trying again until the server answers, at most ``timeout_s`` (``None``: for ever).
 
-    ``url``: ``nats://[user:password@]host:port``. ``name`` is shown by the server's monitoring. Raises `SettingsError`
-    for what is not an address, `NotConnectedError` after ``timeout_s``.
+    ``url``: ``nats://[user:password@]host:port``, or several, separated by commas. ``name`` is shown by the server's
+    monitoring. Raises `SettingsError` for what is not an address and for credentials that cannot be read,
+    `NotConnectedError` after ``timeout_s``.
     """
     bus = NatsBus(url, name, options or NatsOptions())
     try:
@@ -470,7 +493,8 @@ async def connect(
             await bus.open()
     except TimeoutError:
         await bus.close()
-        raise NotConnectedError(f"no bus at {redact('url', url)} within {timeout_s:g} s") from None
+        why = f": {bus.problem}" if bus.problem else ""
+        raise NotConnectedError(f"no bus at {redact('url', url)} within {timeout_s:g} s{why}") from None
     except BaseException:
         await bus.close()
         raise

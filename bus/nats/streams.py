@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -28,8 +28,9 @@ from bus.errors import (
 )
 from bus.interface import StoredRow
 from bus.log import EventLog
+from bus.nats.gaps import Gaps
 from bus.nats.pull import SETTLE_S, Pull, RowPlace
-from bus.subjects import TRACE_STREAM, TRACE_SUBJECTS
+from bus.subjects import MESSAGE_ID, TRACE_STREAM, TRACE_SUBJECTS
 from schemas.base import UNDECODABLE
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class JetStream:
                 duplicate_window=limits.duplicate_window_s,
                 discard=api.DiscardPolicy.OLD,
                 allow_direct=True,
+                num_replicas=self._bus.options.replicas,
             )
         )
         self._trace_stream_seen = True
@@ -158,7 +160,7 @@ class JetStream:
 
     async def publish_row(self, subject: str, payload: bytes, message_id: str, timeout_s: float) -> bool:
         """See `bus.interface.Bus.publish_row`."""
-        headers = {"Nats-Msg-Id": message_id}
+        headers = {MESSAGE_ID: message_id}
         if not self._trace_stream_seen:
             await self.ensure_trace_stream()
         try:
@@ -194,13 +196,20 @@ class NatsConsumer:
             max_ack_pending=self.MAX_UNACKNOWLEDGED,
         )
         self._pull = Pull(bus, TRACE_STREAM)
+        self._gaps = Gaps()
         self._closed = False
+
+    @property
+    def lost(self) -> int:
+        return self._gaps.lost if self._config.filter_subject == TRACE_SUBJECTS else 0
 
     async def open(self) -> None:
         """Find or make the consumer (and its stream)."""
         js = self._bus.js
         await js.ensure_trace_stream()
-        await js.call(self._durable, js.manager.add_consumer(TRACE_STREAM, self._config))
+        info = await js.call(self._durable, js.manager.add_consumer(TRACE_STREAM, self._config))
+        if info.delivered is not None:
+            self._gaps.begin(info.delivered.stream_seq, info.delivered.consumer_seq)
         await self._pull.attach(self._durable)
 
     async def fetch(self, limit: int, timeout_s: float) -> list[StoredRow]:
@@ -219,8 +228,13 @@ class NatsConsumer:
             left = max(deadline - loop.time(), 0.01)
             self._pull.ask(limit, left)
             await self._pull.wait(left + 0.25)
-        rows = self._pull.rows
-        return [rows.popleft()[0] for _ in range(min(limit, len(rows)))]
+        waiting = self._pull.rows
+        rows: list[StoredRow] = []
+        while waiting and len(rows) < limit:
+            row, place = waiting.popleft()
+            self._gaps.see(place)
+            rows.append(row)
+        return rows
 
     async def _mended(self, pause_s: float) -> bool:
         """Make the consumer again; ``False`` after ``pause_s`` when that is not possible now."""
@@ -234,7 +248,10 @@ class NatsConsumer:
         return True
 
     async def ack(self, row: StoredRow) -> None:
-        self._bus.publish(str(row.token), b"+ACK")
+        await self.ack_rows([row])
+
+    async def ack_rows(self, rows: Sequence[StoredRow]) -> None:
+        self._bus.send_together([str(row.token) for row in rows], b"+ACK")
 
     async def pending(self) -> int:
         self._bus.js.check_connected()

@@ -7,6 +7,10 @@ flight>_``: ``p50_ms``, ``p99_ms`` from the question's publication to the grant'
 decisions; ``cpu_ms`` of admission, indexer and nats-server together per decision, the facts and events of its turn
 included. With one in flight a turn asks when all that was said before has been taken in; with more, at once. Keys
 without suffix: 16 workers; ``_64w``: 64.
+
+``known_<sessions>_<policy>_``: the same with the scheduling policy named, its own replica, 16 workers, and so many
+sessions known to admission, of which 16 take turns: ``p50_ms`` and ``p99_ms`` with one in flight, ``cpu_ms`` of
+admission alone per turn with 8. ``known_ratio_<policy>_``: of the most sessions over the fewest.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ from load.bench.options import Options
 INDEXES = ("ask", "own")
 WORKERS = (16, 64)
 IN_FLIGHT = (1, 16, 64)
+POLICIES = ("kv", "commit")
+KNOWN = (16, 1_000, 10_000)
+_QUICK_KNOWN = (16, 32, 64)
+_KNOWN_IN_FLIGHT = 8
 _TURNS = {1: 400, 16: 2_000, 64: 2_000}
 _QUICK_TURNS = {1: 20, 16: 64, 64: 128}
 
@@ -43,7 +51,47 @@ def run(options: Options) -> dict[str, object]:
     for count in workers:
         with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result.update(runner.run(_fleet(Path(directory), count, options)))
+    with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result.update(runner.run(_known(Path(directory), options)))
     return result
+
+
+async def _known(directory: Path, options: Options) -> dict[str, object]:
+    """Both policies in turns, before more and more sessions that are known."""
+    rooms = {
+        policy: Room(directory / policy, index="own", workers=WORKERS[0], policy=policy, sessions=1)
+        for policy in POLICIES
+    }
+    known = _QUICK_KNOWN if options.quick else KNOWN
+    turns = 20 if options.quick else _TURNS[1]
+    figures: Figures = defaultdict(list)
+    try:
+        for room in rooms.values():
+            await room.open()
+        for count in known:
+            for policy, room in rooms.items():
+                options.progress(f"{policy}: {count} sessions are made known")
+                await room.make_known(count)
+            for number in range(options.runs):
+                for policy, room in rooms.items():
+                    options.progress(f"{policy}: {count} known, run {number + 1}")
+                    alone = await measure(room, 1, turns)
+                    busy = await measure(room, _KNOWN_IN_FLIGHT, turns)
+                    prefix = f"known_{count}_{policy}"
+                    figures[f"{prefix}_p50_ms"].append(alone["p50_ms"])
+                    figures[f"{prefix}_p99_ms"].append(alone["p99_ms"])
+                    figures[f"{prefix}_cpu_ms"].append(busy["admission_cpu_ms"])
+    finally:
+        for room in rooms.values():
+            await room.close()
+    medians = {name: statistics.median(values) for name, values in figures.items()}
+    ratios = {
+        f"known_ratio_{policy}_{name}": medians[f"known_{known[-1]}_{policy}_{name}_ms"]
+        / medians[f"known_{known[0]}_{policy}_{name}_ms"]
+        for policy in POLICIES
+        for name in ("p50", "p99", "cpu")
+    }
+    return {"known": list(known), **{name: round(value, 3) for name, value in {**medians, **ratios}.items()}}
 
 
 async def _fleet(directory: Path, workers: int, options: Options) -> dict[str, object]:

@@ -44,6 +44,10 @@ SHARED_BLOCKS = 128
 SHARED_PREFIXES = 4
 SESSIONS_PER_WORKER = 8
 SETTLE_ROUND_TRIPS = 4
+PROMPT_TOKENS = PROMPT_BLOCKS * BLOCK_SIZE + 5
+KNOWN_TOKENS, KNOWN_AT_ONCE, FIRST_FINAL = 200, 64, 40
+"""Prompts of sessions that are only to be known, how many of them are in flight, and how many of the first of them end:
+a policy that predicts has something to predict from then."""
 
 _START_S = 60.0
 _RETRY_S = 0.05
@@ -65,13 +69,18 @@ class Children:
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL for who does not go."""
-        for process in reversed(list(self._processes.values())):
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for name in reversed(list(self._processes)):
+            self.stop_one(name)
+
+    def stop_one(self, name: str) -> None:
+        """As `stop`, one of them."""
+        process = self._processes.pop(name)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
@@ -247,7 +256,9 @@ class Ingress:
         )
         return request_id
 
-    async def ask(self, session: Session, request_id: str, chain: bytes) -> tuple[Granted, float]:
+    async def ask(
+        self, session: Session, request_id: str, chain: bytes, input_tokens: int = PROMPT_TOKENS
+    ) -> tuple[Granted, float]:
         """Its grant, and the ms from the question's publication to the grant's arrival. Raises `RuntimeError` when it
         is refused."""
         now = time.time()
@@ -259,7 +270,7 @@ class Ingress:
             identity=_identity(session),
             received_ms=int(now * 1000),
             deadline_ms=int(now * 1000) + 60_000,
-            input_tokens=PROMPT_BLOCKS * BLOCK_SIZE + 5,
+            input_tokens=input_tokens,
             tokens_from="tokenizer",
             block_size=BLOCK_SIZE,
             chain=chain,
@@ -277,8 +288,10 @@ class Ingress:
                     raise RuntimeError(f"refused: {reply.reason}")  # noqa: TRY004 - no matter of types
         raise RuntimeError("no answer")
 
-    def end(self, session: Session, granted: Granted) -> None:
-        """The rest of a request's life: dispatched, first token, end."""
+    def end(
+        self, session: Session, granted: Granted, input_tokens: int = PROMPT_TOKENS, *, final: bool = False
+    ) -> None:
+        """The rest of a request's life: dispatched, first token, end. ``final``: the session's, too."""
         now = time.time()
         grant = granted.grant
         facts: list[tuple[str, RequestDispatched | RequestFirstToken | RequestEnd]] = [
@@ -309,6 +322,7 @@ class Ingress:
                     request_id=grant.request_id,
                     model=MODEL,
                     identity=_identity(session),
+                    kind="final" if final else "turn",
                     outcome="completed",
                     status=200,
                     worker=grant.worker,
@@ -316,7 +330,7 @@ class Ingress:
                     grant_id=grant.grant_id,
                     mode=granted.mode,
                     usage=Usage(
-                        input_tokens=PROMPT_BLOCKS * BLOCK_SIZE + 5,
+                        input_tokens=input_tokens,
                         output_tokens=20,
                         cached_tokens=granted.predicted_cached_tokens,
                     ),
@@ -336,14 +350,25 @@ def _identity(session: Session) -> SessionIdentity:
 
 
 class Room:
-    """One nats-server, one admission, one indexer, and the stand-ins around them."""
+    """One nats-server, one admission, one indexer, and the stand-ins around them. ``sessions``: of each worker."""
 
-    def __init__(self, directory: Path, *, index: str, workers: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        index: str,
+        workers: int,
+        policy: str = "kv",
+        sessions: int = SESSIONS_PER_WORKER,
+    ) -> None:
         directory.mkdir(parents=True)
         self.children = Children(directory)
         self._directory = directory
         self._index = index
         self._workers = workers
+        self._policy = policy
+        self._sessions = sessions
+        self._known = 0
         self._random = random.Random(7)
         self.sessions: list[Session] = []
         self.bridges: dict[str, Bridge] = {}
@@ -355,7 +380,7 @@ class Room:
         """Start everything, fill the caches; returns when decisions are made by a synced index."""
         url = start_nats(self.children, self._directory)
         start_service(self.children, "indexer", url)
-        start_service(self.children, "admission", url, index=self._index, warmup_s="0.5")
+        start_service(self.children, "admission", url, index=self._index, policy=self._policy, warmup_s="0.5")
         self._bus = await connect(url, name="bench", timeout_s=_START_S)
         self.ingress = Ingress(self._bus)
         self.bridges = {bridge.worker: bridge for bridge in (Bridge(self._bus, n) for n in range(self._workers))}
@@ -394,6 +419,28 @@ class Room:
             bridge.store(session, session.tokens + tokens, 0)
         self.ingress.end(session, granted)
         return took_ms, granted
+
+    async def make_known(self, sessions: int) -> None:
+        """So many sessions are known, those of the beginning among them, each by a turn that ran and ended."""
+        left = iter(range(self._known, sessions - len(self.sessions)))
+        self._known = max(self._known, sessions - len(self.sessions))
+
+        async def turns() -> None:
+            for number in left:
+                await self._known_turn(Session(f"known-{number}", array("I")), final=False)
+
+        async def ending() -> None:
+            for number in range(FIRST_FINAL):
+                await self._known_turn(Session(f"ended-{number}", array("I")), final=True)
+
+        await ending()
+        await asyncio.gather(*(turns() for _ in range(KNOWN_AT_ONCE)))
+        await self.settle()
+
+    async def _known_turn(self, session: Session, *, final: bool) -> None:
+        request_id = self.ingress.accept(session)
+        granted, _ = await self.ingress.ask(session, request_id, b"", KNOWN_TOKENS)
+        self.ingress.end(session, granted, KNOWN_TOKENS, final=final)
 
     async def settle(self) -> None:
         """Some round trips to the bus, in which others take in what was published before. Not a pause: what is measured
@@ -439,7 +486,7 @@ class Room:
 
         prefixes = [some(SHARED_BLOCKS) for _ in range(SHARED_PREFIXES)]
         sessions = []
-        for number in range(self._workers * SESSIONS_PER_WORKER):
+        for number in range(self._workers * self._sessions):
             own = some(PROMPT_BLOCKS - TURN_BLOCKS - SHARED_BLOCKS)
             session = Session(f"session-{number}", prefixes[number % SHARED_PREFIXES] + own)
             for _ in range(2):

@@ -7,30 +7,24 @@ Prints one JSON line on stdout when it listens: ``{"ready": true, "url": ..., "k
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import click
-import uvloop
-
-from bus.errors import SettingsError, cannot_listen
-from bus.log import EventLog, set_up_logging
+from bus.errors import cannot_listen
+from bus.log import EventLog
 from bus.service import imports_of
-from bus.settings import describe_settings, load_with_origins, parse_overrides, setting_values, show_settings
 from bus.tasks import Tasks
 
 with imports_of("engine"):
+    from load.command import run_command
     from load.engine.config import EngineSettings
     from load.engine.engine import Engine
     from load.engine.server import EngineServer
+    from load.sockets import reachable
 
-SECTION = "engine"
-UNUSED = frozenset({"nats_url"})
 log = EventLog(__name__)
 
 
@@ -68,76 +62,15 @@ def ready_line(settings: EngineSettings, engine: Engine, port: int) -> dict[str,
     return {
         "ready": True,
         "url": f"http://{host}:{port}",
-        "kv_events": [_reachable(rank.publisher.endpoint) for rank in engine.ranks],
-        "replay": [_reachable(rank.publisher.replay_endpoint) for rank in engine.ranks],
+        "kv_events": [reachable(rank.publisher.endpoint) for rank in engine.ranks],
+        "replay": [reachable(rank.publisher.replay_endpoint) for rank in engine.ranks],
         "model": settings.model,
     }
 
 
-def _reachable(endpoint: str) -> str:
-    return endpoint.replace("tcp://*:", "tcp://127.0.0.1:")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code. ``argv``: arguments without the program."""
-    try:
-        return int(_command().main(args=None if argv is None else list(argv), standalone_mode=False) or 0)
-    except SettingsError as error:
-        print(f"{SECTION}: {error}", file=sys.stderr)
-        return 2
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except click.exceptions.Abort:
-        return 1
-
-
-def _command() -> click.Command:
-    rows = [row for row in describe_settings(SECTION, EngineSettings) if row[0] not in UNUSED]
-    options: list[click.Parameter] = [
-        click.Option(
-            ["--config"],
-            type=click.Path(path_type=Path),
-            envvar="TIDEGATE_CONFIG",
-            help="TOML file with the tables [common] and [engine].",
-        ),
-        click.Option(["--set", "pairs"], multiple=True, metavar="KEY=VALUE", help="Set one setting; repeatable."),
-        click.Option(["--print-config"], is_flag=True, help="Print the settings that would be used, and where from."),
-    ]
-    values = setting_values(EngineSettings)
-    for key, default, variable in rows:
-        options.append(_option(key, default, variable, values.get(key, ())))
-    about = inspect.cleandoc(EngineSettings.__doc__ or "").replace("``", "").replace("`", "")
-    return click.Command(
-        "load.engine",
-        callback=_run,
-        params=options,
-        help=f"{about}\n\nLater wins: defaults, --config, environment, options. Lists and tables are JSON.",
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    )
-
-
-def _option(key: str, default: str, variable: str, values: tuple[str, ...]) -> click.Option:
-    """``values``: what may be chosen, or the keys of a table."""
-    metavar, text = "VALUE", f"[{default}]  {variable}"
-    if key == "misbehave":
-        metavar, text = "JSON", f"[{{}}]  {variable}; a table with any of: {', '.join(values)}"
-    elif values:
-        metavar = "|".join(values)
-    return click.Option([f"--{key.replace('_', '-')}", f"setting_{key}"], metavar=metavar, help=text)
-
-
-def _run(config: Path | None, pairs: tuple[str, ...], print_config: bool, **given: str | None) -> int:
-    overrides = parse_overrides(pairs)
-    overrides |= {key.removeprefix("setting_"): text for key, text in given.items() if text is not None}
-    loaded = load_with_origins(SECTION, EngineSettings, file=config, overrides=overrides)
-    if print_config:
-        click.echo(show_settings(loaded, SECTION), nl=False)
-        return 0
-    settings = loaded.settings
-    set_up_logging(settings.log_level, settings.log_format, instance=settings.instance)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run_engine(settings))
+    return run_command("engine", EngineSettings, run_engine, argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What a client asks: bodies of the OpenAI-shaped endpoints, read and checked, with errors as vLLM words them."""
+"""What a client asks: bodies of chat and completions, read and checked, with errors as vLLM words them. The other APIs'
+bodies become chat's (`load.engine.messages_api`, `load.engine.responses_api`)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from load.engine.core import EngineError
+from load.engine.errors import EngineError
 
 MAX_SALT = 1024
 HeaderLookup = Callable[[str], bytes | None]
@@ -41,7 +42,9 @@ class StreamOptions(msgspec.Struct):
 class CommonBody(msgspec.Struct, kw_only=True):
     """Fields that chat and completions share. Unknown fields are ignored, as vLLM does.
 
-    ``sim_tool``: name of the tool to call, or ``{"name", "arguments"}``; header ``X-Sim-Tool`` does the same.
+    ``kv_hints``: an envelope (`load.engine.hints`), carried out before the request is queued; nobody is told of its
+    results, as in engines that pass hints on to a connector. ``sim_tool``: name of the tool to call, or
+    ``{"name", "arguments"}``; header ``X-Sim-Tool`` does the same.
     """
 
     model: str | None = None
@@ -58,11 +61,17 @@ class CommonBody(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
+    kv_hints: dict[str, Any] | None = None
     sim_tool: str | dict[str, Any] | None = None
 
     @property
     def longest_output(self) -> int | None:
         return self.max_tokens
+
+
+def common_fields(body: CommonBody) -> dict[str, Any]:
+    """What other APIs' requests share with chat's, by name."""
+    return {name: getattr(body, name) for name in CommonBody.__struct_fields__}
 
 
 class ChatBody(CommonBody, kw_only=True):

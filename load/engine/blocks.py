@@ -4,12 +4,14 @@ A freed block keeps its hash and can be hit again until it is handed out for som
 its tail first, so that tails are evicted before heads. A freed block without a hash is handed out before all others
 (vLLM 0.32 does so, 0.23 did not; seen in captured evictions). Block 0 is the null block and never used, as in vLLM:
 a pool of N blocks holds N - 1. Several blocks may hold the same hash (vLLM does not de-duplicate physical copies).
+Hints give hashes a level: free blocks of a lower one are handed out before those of a higher one.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+
+from load.engine.free_queue import BLANK, USUAL, FreeQueue
 
 
 class BlockPool:
@@ -22,7 +24,8 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._copies: dict[bytes, list[int]] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._free: FreeQueue[int] = FreeQueue(range(1, num_blocks))
+        self._levels: dict[bytes, int] = {}
 
     @property
     def usable(self) -> int:
@@ -53,7 +56,10 @@ class BlockPool:
         """Reference cached ``blocks`` once more each."""
         for block in blocks:
             if self._refs[block] == 0:
-                del self._free[block]
+                self._free.discard(block)
+                digest = self._hashes[block]
+                if digest is not None and self._levels.get(digest, USUAL) < USUAL:
+                    del self._levels[digest]  # it was to go early, and is wanted after all
             self._refs[block] += 1
 
     def allocate(self, count: int) -> tuple[list[int], list[bytes]]:
@@ -63,7 +69,7 @@ class BlockPool:
         blocks: list[int] = []
         evicted: list[bytes] = []
         for _ in range(count):
-            block, _ = self._free.popitem(last=False)
+            block = self._free.pop()
             digest = self._hashes[block]
             if digest is not None:
                 self._forget(block, digest)
@@ -85,9 +91,29 @@ class BlockPool:
                 raise ValueError(f"block {block} is released more often than referenced")
             self._refs[block] = references
             if references == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)
+                digest = self._hashes[block]
+                if digest is None:
+                    self._free.push(block, BLANK, first=True)
+                else:
+                    self._free.push(block, self._levels.get(digest, USUAL))
+
+    def set_level(self, digest: bytes, level: int) -> None:
+        """How long copies of ``digest`` stay when they are free, against others; `USUAL` takes it back."""
+        if level == USUAL:
+            self._levels.pop(digest, None)
+        elif level > USUAL or digest in self._copies:
+            self._levels[digest] = level
+        for block in self._copies.get(digest, ()):
+            if self._refs[block] == 0:
+                self._free.push(block, level)
+
+    def drop(self, digest: bytes) -> int:
+        """Forget the copies of ``digest`` that nobody references; how many."""
+        unused = [block for block in self._copies.get(digest, ()) if self._refs[block] == 0]
+        for block in unused:
+            self._forget(block, digest)
+            self._free.push(block, BLANK, first=True)
+        return len(unused)
 
     def reset(self) -> bool:
         """Forget every hash. Refused (``False``) while any block is referenced."""
@@ -97,6 +123,7 @@ class BlockPool:
             for block in copies:
                 self._hashes[block] = None
         self._copies.clear()
+        self._levels.clear()
         return True
 
     def resident(self) -> Iterator[tuple[bytes, int]]:
@@ -110,3 +137,5 @@ class BlockPool:
         copies.remove(block)
         if not copies:
             del self._copies[digest]
+            if self._levels.get(digest, USUAL) < USUAL:
+                del self._levels[digest]

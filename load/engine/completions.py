@@ -1,4 +1,4 @@
-"""One chat or completions request from its bytes to its last event, with every stage at which it can go wrong."""
+"""One request for an answer, of any API, from its bytes to its last event, and every stage at which it can go wrong."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from uuid import uuid4
 from load.engine import api
 from load.engine.api import ApiError, ChatBody, CommonBody, CompletionBody
 from load.engine.block_hash import ExtraKeys
-from load.engine.core import EngineError
 from load.engine.engine import Engine
+from load.engine.errors import EngineError
+from load.engine.hints import read_envelope
+from load.engine.messages_api import CountTokensBody, MessagesBody, MessageStream, whole_message
 from load.engine.misbehave import Stage
 from load.engine.outputs import OutputLimits, PlannedOutput, ToolCall, invent_arguments, wanted_call
 from load.engine.rank import Ticket
 from load.engine.requests import EngineRequest
-from load.engine.responses import DONE, AnswerHead, AnswerStream, Endpoint, UsageNumbers, whole_answer
+from load.engine.responses import AnswerHead, AnswerStream, Endpoint, UsageNumbers, whole_answer
+from load.engine.responses_api import ResponsesBody, ResponseStream, whole_response
 from load.engine.tokens import BadConversationError, arguments_text
+from load.engine.tool_pins import job_step_of
 from web.server import Headers, Request, Responder
 
 SSE: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -29,9 +33,10 @@ JSON: Headers = [(b"content-type", b"application/json")]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that was read and planned."""
+    """A request that was read and planned. ``asked``: as the client sent it, ``body``: as chat or completions."""
 
     head: AnswerHead
+    asked: CommonBody
     body: CommonBody
     ticket: Ticket
     plan: PlannedOutput
@@ -39,19 +44,30 @@ class Job:
     death: int | None
 
 
+_BODIES: dict[Endpoint, type[CommonBody]] = {
+    "chat": ChatBody,
+    "completions": CompletionBody,
+    "messages": MessagesBody,
+    "responses": ResponsesBody,
+}
+_ID_PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl-",
+    "completions": "cmpl-",
+    "messages": "chatcmpl-",
+    "responses": "resp_",
+}
+"""vLLM's Messages are chat completions to the last but their shape."""
+
+
 class Completions:
-    """Serves both endpoints over one `Engine`."""
+    """Serves every API over one `Engine`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def serve(self, endpoint: Endpoint, request: Request, responder: Responder) -> None:
         """Answer one request. Raises `ApiError` for what the client got wrong, before anything was sent."""
-        flags = self._engine.flags
-        if flags.take("error_requests"):
-            self._engine.ledger.count("refused")
-            kind = "InternalServerError" if flags.error_status >= 500 else "BadRequestError"
-            raise ApiError("the engine was told to fail", status=flags.error_status, kind=kind)
+        self._fail_if_told()
         job = await self._read(endpoint, request)
         async with self._running(job, responder):
             if job.body.stream:
@@ -59,10 +75,25 @@ class Completions:
             else:
                 await self._answer(job, responder)
 
+    async def count(self, request: Request) -> int:
+        """Tokens of a Messages prompt; nothing runs for it. Raises `ApiError`."""
+        self._fail_if_told()
+        asked = api.read_body(request.body, CountTokensBody)
+        self._model(asked.model)
+        return len(await self._prompt(asked.as_chat()))
+
+    def _fail_if_told(self) -> None:
+        flags = self._engine.flags
+        if flags.take("error_requests"):
+            self._engine.ledger.count("refused")
+            kind = "InternalServerError" if flags.error_status >= 500 else "BadRequestError"
+            raise ApiError("the engine was told to fail", status=flags.error_status, kind=kind)
+
     # Reading
 
     async def _read(self, endpoint: Endpoint, request: Request) -> Job:
-        body: CommonBody = api.read_body(request.body, ChatBody if endpoint == "chat" else CompletionBody)
+        asked = api.read_body(request.body, _BODIES[endpoint])
+        body = asked.as_chat() if isinstance(asked, CountTokensBody | ResponsesBody) else asked
         api.check_common(body)
         model, adapter = self._model(body.model)
         prompt = await self._prompt(body)
@@ -71,12 +102,13 @@ class Completions:
         limits = OutputLimits(
             max_tokens=room, min_tokens=body.min_tokens or 0, ignore_eos=body.ignore_eos, asked=longest is not None
         )
+        call = self._call(body, prompt, request)
         plan = self._engine.speaker.plan(
             prompt,
             limits,
             seed=body.seed,
-            call=self._call(body, prompt, request),
-            starts_message=endpoint == "chat",
+            call=call,
+            starts_message=endpoint != "completions",
         )
         name = _request_id(body, request)
         rank = self._engine.choose_rank(api.rank_of(request.header, len(self._engine.ranks)))
@@ -88,16 +120,17 @@ class Completions:
             priority=api.priority_of(body, request.header),
             extra=ExtraKeys(adapter, body.cache_salt),
             session_id=api.session_of(body, request.header),
+            job_step=job_step_of(body.vllm_xargs, None if call is None else call.name),
         )
-        prefix = "chatcmpl-" if endpoint == "chat" else "cmpl-"
         return Job(
             AnswerHead(
                 endpoint=endpoint,
-                answer_id=prefix + name,
+                answer_id=_ID_PREFIXES[endpoint] + name,
                 model=model,
                 created=int(time.time()),
                 call_id=f"chatcmpl-tool-{core_request.request_id[-8:]}",
             ),
+            asked,
             body,
             Ticket(core_request, rank.number, name, self._engine.settings.chunk_tokens),
             plan,
@@ -151,6 +184,9 @@ class Completions:
         """The request is in the engine while this holds; it leaves with its client."""
         engine, ticket = self._engine, job.ticket
         try:
+            if job.body.kv_hints is not None and engine.settings.kv_hints:
+                await engine.take_hints(read_envelope(job.body.kv_hints), ticket.rank)
+            await engine.look_into_pool(ticket)
             engine.submit(ticket)
         except EngineError as error:
             raise ApiError(str(error)) from error
@@ -177,17 +213,18 @@ class Completions:
         wants_ids = job.body.return_token_ids
         prompt = job.ticket.request.tokens[: job.ticket.request.prompt_tokens].tolist() if wants_ids else None
         usage = self._usage(job) if self._engine.flags.usage == "normal" else None
-        responder.send(200, [*JSON, *job.headers], whole_answer(job.head, job.plan, job.plan.finish, usage, prompt))
+        if isinstance(job.asked, ResponsesBody):
+            answer = whole_response(job.head, job.asked, job.plan, job.plan.finish, usage)
+        elif job.head.endpoint == "messages":
+            answer = whole_message(job.head, job.plan, job.plan.finish, usage)
+        else:
+            answer = whole_answer(job.head, job.plan, job.plan.finish, usage, prompt)
+        responder.send(200, [*JSON, *job.headers], answer)
 
     async def _stream(self, job: Job, responder: Responder) -> None:
         flags, ticket = self._engine.flags, job.ticket
         options = job.body.stream_options
-        stream = AnswerStream(
-            job.head,
-            job.plan,
-            usage_mode=flags.usage,
-            continuous=options is not None and bool(options.continuous_usage_stats),
-        )
+        stream = self._events(job)
         writer = _Writer(responder, job.death, flags.stall_after_chunks if flags.take_stall("stream") else None)
         await self._stall("head", responder)
         if job.death != 0 and flags.take_stall("first_token"):
@@ -204,9 +241,7 @@ class Completions:
             events = stream.opening(usage) if start == 0 else []
             events += stream.tokens(start, end, job.plan.finish if ticket.finished else None, usage)
             if ticket.finished:
-                if options is not None and options.include_usage and flags.usage != "omit":
-                    events.append(stream.usage(usage))
-                events.append(DONE)
+                events += stream.closing(usage, include_usage=options is not None and bool(options.include_usage))
             if writer.careful and await writer.write_some(events, self._hang):
                 return
             if not writer.careful:
@@ -216,6 +251,22 @@ class Completions:
                 return
             if responder.congested:
                 await responder.drain()
+
+    def _events(self, job: Job) -> AnswerStream | MessageStream | ResponseStream:
+        """The stream of the request's API."""
+        mode = self._engine.flags.usage
+        if isinstance(job.asked, ResponsesBody):
+            return ResponseStream(job.head, job.asked, job.plan, usage_mode=mode)
+        if job.head.endpoint == "messages":
+            return MessageStream(job.head, job.plan, usage_mode=mode)
+        options = job.body.stream_options
+        return AnswerStream(
+            job.head,
+            job.plan,
+            usage_mode=mode,
+            continuous=options is not None and bool(options.continuous_usage_stats),
+            token_ids=bool(job.body.return_token_ids),
+        )
 
     def _usage(self, job: Job) -> UsageNumbers:
         request = job.ticket.request

@@ -6,7 +6,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,12 +18,16 @@ from bus.tasks import Tasks
 from kvcore import local_hashes, seed_of
 from kvcore.hashing import chain_of
 from load.engine.config import EngineSettings
+from load.engine.hint_actions import Result
+from load.engine.hints import PROTOCOL_VERSION, Action, Envelope, session_of
 from load.engine.kv_cache import BlockContent
 from load.engine.kv_events import AllBlocksCleared
 from load.engine.kv_publisher import KvPublisher
 from load.engine.metrics import EngineMetrics
 from load.engine.outputs import Speaker
+from load.engine.pool_pages import PoolPages
 from load.engine.rank import Rank, Ticket
+from load.engine.shared_pool import SharedPool
 from load.engine.tokens import Tokenizer
 
 INLINE_CHARS = 16_384
@@ -70,6 +74,8 @@ class Engine:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._next_rank = 0
+        self.pages = PoolPages(settings.pool_layout())
+        self.pool: SharedPool | None = None
 
     def _new_metrics(self) -> EngineMetrics:
         return EngineMetrics(self.settings, lambda: [rank.stats() for rank in self.ranks], self.flags, time.time())
@@ -77,6 +83,15 @@ class Engine:
     def start(self, tasks: Tasks) -> None:
         """Bind the event sockets and start the ranks. Raises `SettingsError` when an endpoint cannot be had."""
         settings = self.settings
+        if settings.pool_url:
+            self.pool = SharedPool(
+                settings.pool_url,
+                settings.pool_name or settings.instance or "engine-1",
+                settings.pool_capacity_bytes,
+                self.pages,
+                settings.pool_threshold_tokens,
+            )
+            tasks.start("pool", self.pool.run())
         for number in range(settings.ranks):
             publisher = KvPublisher(
                 self._context, settings.publisher_config(number), settings.encoder(number), self.flags
@@ -89,6 +104,8 @@ class Engine:
                 raise SettingsError("kv_events_endpoint", f"{where} {problem}") from error
             rank = Rank(number, settings.core_config(), settings.timing, publisher, speed=settings.speed)
             self.ranks.append(rank)
+            if self.pool is not None:
+                rank.on_put = self.pool.put
             self._announce_start(rank)
             tasks.start(f"rank-{number}", rank.run())
 
@@ -128,6 +145,33 @@ class Engine:
         """Queue a ticket at its rank. Raises `EngineError`."""
         self.ranks[ticket.rank].submit(ticket)
         self.ledger.start(ticket.name)
+
+    async def look_into_pool(self, ticket: Ticket) -> None:
+        """Ask the shared pool, if there is one, for what is missing here of a request's prefix."""
+        if self.pool is None or not self.settings.prefix_caching:
+            return
+        request = ticket.request
+        request.in_pool = await self.pool.find(request, self.ranks[ticket.rank].core.local_reach(request))
+
+    async def take_hints(self, envelope: Envelope, rank: int | None) -> list[Result]:
+        """Carry out an envelope's actions in order. ``rank`` ``None``: each at the rank that knows its session."""
+        if envelope.protocol_version != PROTOCOL_VERSION:
+            reason = "protocol_version"
+            return [Result(action.action_id, action.action_type, "unsupported", reason) for action in envelope.actions]
+        results = []
+        for action in envelope.actions:
+            at = self.ranks[rank] if rank is not None else self._rank_of(action)
+            in_pool = range(0)
+            wanted = at.core.hints.wanted_contents(action)
+            if wanted and self.pool is not None:
+                in_pool = await self.pool.find_contents(wanted, 0)
+            results.append(at.hint(action, in_pool))
+        return results
+
+    def _rank_of(self, action: Action) -> Rank:
+        session_id = session_of(action)
+        knowing = [rank for rank in self.ranks if session_id is not None and rank.core.hints.knows(session_id)]
+        return (knowing or self.ranks)[0]
 
     def close_ticket(self, ticket: Ticket, reason: str) -> None:
         """A request is over (``reason``: stop, length, tool_calls, abort): free what it holds, count it."""
@@ -186,29 +230,33 @@ class Engine:
         pages = {}
         for rank in self.ranks:
             blocks = list(rank.core.cache.resident())
+            below = {tier.name: list(tier.resident()) for tier in rank.core.tiers.tiers}
             encoder = self.settings.encoder(rank.number)
             pages[str(rank.number)] = {
                 "seq": rank.publisher.seq,
                 "chain_hashes": [f"{value:016x}" for value in own_chain(blocks, self.settings.block_size)],
                 "engine_hashes": [_hex(encoder.hash(block.digest)) for block in blocks],
+                "tiers": {
+                    name: [f"{value:016x}" for value in own_chain(contents, self.settings.block_size)]
+                    for name, contents in below.items()
+                },
             }
         return {"ranks": pages}
 
 
 def own_chain(blocks: Sequence[BlockContent], block_size: int) -> list[int]:
     """This project's chain hash (`kvcore.hashing`) of each block, from tokens and typed extra keys alone."""
-    contents: Mapping[bytes, BlockContent] = {block.digest: block for block in blocks}
     chain: dict[bytes, int] = {}
     for block in blocks:
         missing = []
         node: BlockContent | None = block
         while node is not None and node.digest not in chain:
             missing.append(node)
-            node = None if node.parent is None else contents[node.parent]
+            node = node.before
         for part in reversed(missing):
             seed = seed_of(part.extra.lora_name, part.extra.cache_salt)
             local = local_hashes(part.tokens, block_size, seed=seed)
-            chain[part.digest] = chain_of(local, None if part.parent is None else chain[part.parent])[0]
+            chain[part.digest] = chain_of(local, None if part.before is None else chain[part.before.digest])[0]
     return [chain[block.digest] for block in blocks]
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Literal
 
 from load.engine.block_hash import ExtraKeys
+
+TierName = Literal["device", "host", "disk"]
+"""Where a rank's own blocks lie. A shared pool tells of its objects itself (`load.pool`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class BlockStored:
     first_index: int
     extra: ExtraKeys
     session_id: str | None = None
+    tier: TierName = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class BlockRemoved:
     """One copy of a block was evicted. The block stays resident while other copies of it are."""
 
     digest: bytes
+    tier: TierName = "device"
 
 
 @dataclass(frozen=True, slots=True)

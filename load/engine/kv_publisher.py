@@ -18,11 +18,11 @@ import zmq
 from load.engine.kv_events import KvEvent
 from load.engine.kv_wire import KvEncoder
 from load.engine.misbehave import Misbehaviour
+from load.sockets import bind, open_again
 
 log = logging.getLogger(__name__)
 
 END_SEQ = b"\xff" * 8
-REBIND_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ class KvPublisher:
             if self.config.connect:
                 pub.connect(self.endpoint)
             else:
-                self.endpoint = _bind(pub, self.endpoint)
-            self.replay_endpoint = _bind(router, self.replay_endpoint)
+                self.endpoint = bind(pub, self.endpoint)
+            self.replay_endpoint = bind(router, self.replay_endpoint)
         except zmq.ZMQError:
             self.close()
             raise
@@ -100,17 +100,7 @@ class KvPublisher:
         self.seq = 0
         self._held = None
         self.forget()
-        deadline = asyncio.get_running_loop().time() + REBIND_TIMEOUT_S
-        while True:
-            try:
-                self.open()
-            except zmq.ZMQError:
-                # The address is free only once ZeroMQ's own thread has closed the old listener.
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(0.005)
-            else:
-                return
+        await open_again(self.open)
 
     def forget(self) -> None:
         """Lose the replay history."""
@@ -160,13 +150,6 @@ class KvPublisher:
                     router.send_multipart([*head, seq.to_bytes(8, "big"), payload])
         end = [client, b"", b""] if self.config.replay_topic else [client, b""]
         router.send_multipart([*end, END_SEQ, b""])
-
-
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    socket.bind(endpoint)
-    bound = socket.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(bound, bytes)
-    return bound.decode().replace("tcp://0.0.0.0:", "tcp://*:").rstrip("\0")
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:

@@ -10,19 +10,27 @@ from typing import Any, Literal
 
 import msgspec
 
-from load.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from load.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, TierName
 
 EventForm = Literal["vllm-map", "vllm-array", "sglang"]
 HashForm = Literal["int", "bytes"]
 
-MEDIUM = "GPU"
+MEDIA: dict[str, dict[TierName, str]] = {
+    "vllm": {"device": "GPU", "host": "CPU", "disk": "STORAGE"},
+    "sglang": {"device": "GPU", "host": "CPU_PINNED", "disk": "DISK"},
+}
+"""What each engine calls its tiers (spec: engine-events §2.7, §4)."""
 GROUP_KIND = "full_attention"
 JUNK_EVENTS: tuple[Any, ...] = (["BlockStored", "not-a-list"], {"type": "BlockTeleported", "block_hashes": [1]}, 7)
 """Malformed and unknown events, for consumers that must skip them one by one."""
 
 
 class KvEncoder:
-    """Encodes batches of one rank. ``adapters``: LoRA names in order of their ids (1-based, as in vLLM)."""
+    """Encodes batches of one rank. ``adapters``: LoRA names in order of their ids (1-based, as in vLLM).
+
+    ``describe_tiers`` off: what lies below vLLM's device is told by placeholders, a hash without tokens, as its
+    OffloadingConnector does unless ``self_describing_kv_events`` is set. SGLang always tells all.
+    """
 
     def __init__(
         self,
@@ -31,17 +39,21 @@ class KvEncoder:
         block_size: int,
         rank: int,
         adapters: Sequence[str] = (),
+        *,
+        describe_tiers: bool = False,
     ) -> None:
         self.form = form
         self.hash_form = hash_form
         self._block_size = block_size
         self._rank = rank
+        self._describe_tiers = describe_tiers
+        self._media = MEDIA["sglang" if form == "sglang" else "vllm"]
         self._lora_ids = {name: number for number, name in enumerate(adapters, 1)}
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, events: Sequence[KvEvent], ts: float, *, junk: bool = False) -> bytes:
         """One batch. ``ts``: Unix seconds. ``junk`` puts malformed events between the good ones."""
-        encoded = [self.event(event) for event in events]
+        encoded = [self.event(part) for event in events for part in self._parts(event)]
         if junk:
             encoded = [*JUNK_EVENTS[:1], *encoded, *JUNK_EVENTS[1:]]
         return self._encoder.encode([ts, encoded, self._rank])
@@ -58,22 +70,40 @@ class KvEncoder:
             return self._as_array(event)
         return self._as_map(event) if self.form == "vllm-map" else self._as_sglang(event)
 
+    def _parts(self, event: KvEvent) -> list[KvEvent]:
+        """A connector's placeholders hold one hash each."""
+        if not self._is_placeholder(event):
+            return [event]
+        assert isinstance(event, BlockStored)
+        empty = event.token_ids[:0]
+        return [
+            BlockStored((digest,), None, empty, event.first_index + place, event.extra, event.session_id, event.tier)
+            for place, digest in enumerate(event.digests)
+        ]
+
+    def _is_placeholder(self, event: KvEvent) -> bool:
+        below = isinstance(event, BlockStored) and event.tier != "device"
+        return below and self.form != "sglang" and not self._describe_tiers
+
     def _common(self, event: BlockStored) -> tuple[list[int | bytes], int | bytes | None, list[int], int | None]:
         hashes = [self.hash(digest) for digest in event.digests]
         parent = None if event.parent is None else self.hash(event.parent)
         name = event.extra.lora_name
         return hashes, parent, event.token_ids.tolist(), None if name is None else self._lora_ids.get(name, 1)
 
+    def _size_of(self, event: BlockStored) -> int:
+        return 0 if self._is_placeholder(event) else self._block_size
+
     def _as_array(self, event: KvEvent) -> list[Any]:
         if isinstance(event, BlockStored):
             hashes, parent, tokens, lora_id = self._common(event)
             keys = _extra_keys(event)
             return [
-                *("BlockStored", hashes, parent, tokens, self._block_size, lora_id),
-                *(MEDIUM, event.extra.lora_name, keys, 0, GROUP_KIND, None),
+                *("BlockStored", hashes, parent, tokens, self._size_of(event), lora_id),
+                *(self._media[event.tier], event.extra.lora_name, keys, 0, GROUP_KIND, None),
             ]
         if isinstance(event, BlockRemoved):
-            return ["BlockRemoved", [self.hash(event.digest)], MEDIUM, 0]
+            return ["BlockRemoved", [self.hash(event.digest)], self._media[event.tier], 0]
         return ["AllBlocksCleared"]
 
     def _as_map(self, event: KvEvent) -> dict[str, Any]:
@@ -84,9 +114,9 @@ class KvEncoder:
                 "block_hashes": hashes,
                 "parent_block_hash": parent,
                 "token_ids": tokens,
-                "block_size": self._block_size,
+                "block_size": self._size_of(event),
                 "lora_id": lora_id,
-                "medium": MEDIUM,
+                "medium": self._media[event.tier],
                 "lora_name": event.extra.lora_name,
                 "extra_keys": _extra_keys(event),
                 "group_idx": 0,
@@ -99,7 +129,7 @@ class KvEncoder:
             return {
                 "type": "BlockRemoved",
                 "block_hashes": [self.hash(event.digest)],
-                "medium": MEDIUM,
+                "medium": self._media[event.tier],
                 "group_idx": 0,
             }
         return {"type": "AllBlocksCleared"}
@@ -112,9 +142,9 @@ class KvEncoder:
                 "block_hashes": hashes,
                 "parent_block_hash": parent,
                 "token_ids": tokens,
-                "block_size": self._block_size,
+                "block_size": self._size_of(event),
                 "lora_id": None,
-                "medium": MEDIUM,
+                "medium": self._media[event.tier],
             }
             optional = (
                 ("cache_salt", event.extra.cache_salt),
@@ -124,7 +154,11 @@ class KvEncoder:
             stored.update((key, value) for key, value in optional if value is not None)
             return stored
         if isinstance(event, BlockRemoved):
-            return {"type": "BlockRemoved", "block_hashes": [self.hash(event.digest)], "medium": MEDIUM}
+            return {
+                "type": "BlockRemoved",
+                "block_hashes": [self.hash(event.digest)],
+                "medium": self._media[event.tier],
+            }
         assert isinstance(event, AllBlocksCleared)
         return {"type": "AllBlocksCleared"}
 

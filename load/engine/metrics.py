@@ -90,21 +90,30 @@ class _EngineCollector(Collector):
         )
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", [s.prefix_queries for s in ranks])
         yield self._counter("prefix_cache_hits", "Prompt tokens found cached.", [s.prefix_hits for s in ranks])
+        for source in ("device", "host", "disk", "pool"):
+            values = [s.found_tokens.get(source, 0) for s in ranks]
+            yield self._counter("prompt_tokens_cached_by_source", "Prompt tokens found cached.", values, source=source)
+        yield self._counter("external_prefix_cache_hits", "Prompt tokens loaded.", [_below_device(s) for s in ranks])
+        for tier in ("host", "disk"):
+            values = [s.tier_blocks.get(tier, 0) for s in ranks]
+            yield self._gauge("sim_tier_blocks", "Blocks in a tier below the device.", values, tier=tier)
+        yield self._gauge("sim_pinned_blocks", "Blocks that pins hold.", [s.pinned_blocks for s in ranks])
+        yield self._counter("sim_pins_lost", "Pins that gave way.", [s.pins_lost for s in ranks])
         yield self._counter("num_preemptions", "Preemptions.", [s.preemptions for s in ranks])
         yield self._counter("prompt_tokens", "Prompt tokens processed.", [s.prompt_tokens for s in ranks])
         yield self._counter("generation_tokens", "Tokens generated.", [s.generation_tokens for s in ranks])
         yield self._cache_config(len(ranks))
 
-    def _gauge(self, name: str, text: str, values: Sequence[float]) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+    def _gauge(self, name: str, text: str, values: Sequence[float], **labels: str) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=[*_LABELS, *labels])
         for rank, value in enumerate(values):
-            family.add_metric([self._settings.model, str(rank)], value)
+            family.add_metric([self._settings.model, str(rank), *labels.values()], value)
         return family
 
-    def _counter(self, name: str, text: str, values: Sequence[float]) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+    def _counter(self, name: str, text: str, values: Sequence[float], **labels: str) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=[*_LABELS, *labels])
         for rank, value in enumerate(values):
-            family.add_metric([self._settings.model, str(rank)], value)
+            family.add_metric([self._settings.model, str(rank), *labels.values()], value)
         return family
 
     def _cache_config(self, ranks: int) -> Metric:
@@ -124,3 +133,7 @@ class _EngineCollector(Collector):
         for rank in range(ranks):
             family.add_metric([*values.values(), str(rank)], 1.0)
         return family
+
+
+def _below_device(stats: CoreStats) -> int:
+    return sum(tokens for source, tokens in stats.found_tokens.items() if source != "device")

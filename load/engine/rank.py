@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from load.engine.core import CoreConfig, CoreStats, EngineCore, StepResult
+from load.engine.hint_actions import Result
+from load.engine.hints import Action
 from load.engine.kv_publisher import KvPublisher
 from load.engine.requests import EngineRequest
+from load.engine.tier_scheduler import PoolPut
 from load.engine.timing import Profile
 
 SHORTEST_SLEEP_S = 0.001
@@ -86,7 +90,9 @@ class Ticket:
 
 
 class Rank:
-    """Owns one `EngineCore` and its event stream. `run` is its one task."""
+    """Owns one `EngineCore` and its event stream. `run` is its one task. ``lost_s``: seconds that it was late by and
+    could not catch up with: the machine was too slow for the engine. ``on_put``: takes what is to go into the shared
+    pool, and the monotonic time when it has been copied."""
 
     def __init__(
         self, number: int, config: CoreConfig, profile: Profile, publisher: KvPublisher, *, speed: float = 1.0
@@ -98,7 +104,27 @@ class Rank:
         self._speed = speed
         self._tickets: dict[str, Ticket] = {}
         self._work = asyncio.Event()
-        self.core = EngineCore(config, profile)
+        self.lost_s = 0.0
+        self.on_put: Callable[[PoolPut, float], None] | None = None
+        self.core = self._new_core()
+
+    def _new_core(self) -> EngineCore:
+        core = EngineCore(self._config, self._profile)
+        core.set_clock_rate(self._speed)
+        return core
+
+    def now(self) -> float:
+        """Seconds of the engine's clock, which runs ``speed`` times as fast as everybody's."""
+        return time.monotonic() * self._speed
+
+    def hint(self, action: Action, in_pool: range = range(0)) -> Result:
+        """Carry out one action now; what it did to blocks is published, and loads that it began are waited for."""
+        self.core.tell_time(self.now())
+        result = self.core.hints.carry_out(action, int(time.time() * 1000), in_pool)
+        self.flush_events()
+        self._put(self.core.take_puts())
+        self._work.set()
+        return result
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a request. Raises `EngineError`."""
@@ -110,7 +136,11 @@ class Rank:
         """Forget a request and free its blocks; ``False`` when it is over already."""
         if self._tickets.pop(ticket.request.request_id, None) is None:
             return False
-        return self.core.abort(ticket.request.request_id)
+        here = self.core.abort(ticket.request.request_id)
+        if self.core.tiers.tiers:  # what it had computed was copied down: a connector says so without a step
+            self.flush_events()
+        self._put(self.core.take_puts())
+        return here
 
     def stats(self) -> CoreStats:
         return self.core.stats()
@@ -130,7 +160,7 @@ class Rank:
     async def restart(self) -> None:
         """Die and come back: every request is lost, the cache is empty, the stream begins at 0."""
         lost, self._tickets = self._tickets, {}
-        self.core = EngineCore(self._config, self._profile)
+        self.core = self._new_core()
         for ticket in lost.values():
             ticket.lose()
         await self.publisher.restart()
@@ -140,17 +170,34 @@ class Rank:
         due = time.monotonic()
         while True:
             core = self.core
-            result = core.step()
+            result = core.step(self.now())
             if result is None:
-                self._work.clear()
-                await self._work.wait()
+                await self._wait(core.next_due)
                 due = time.monotonic()
                 continue
-            due = max(due, time.monotonic() - MOST_LAG_S) + result.duration_s / self._speed
+            earliest = time.monotonic() - MOST_LAG_S
+            self.lost_s += max(0.0, earliest - due)
+            due = max(due, earliest) + result.duration_s / self._speed
             wait_s = due - time.monotonic()
             await asyncio.sleep(wait_s if wait_s >= SHORTEST_SLEEP_S else 0)
             if core is self.core:
                 self._deliver(result)
+
+    async def _wait(self, due: float | None) -> None:
+        """For work, at most until the engine's clock says ``due``."""
+        self._work.clear()
+        if due is None:
+            await self._work.wait()
+            return
+        try:
+            await asyncio.wait_for(self._work.wait(), max(0.0, due - self.now()) / self._speed)
+        except TimeoutError:
+            return
+
+    def _put(self, puts: list[PoolPut]) -> None:
+        if self.on_put is not None:
+            for put in puts:
+                self.on_put(put, put.due / self._speed)
 
     def _deliver(self, result: StepResult) -> None:
         now = time.monotonic()
@@ -159,6 +206,7 @@ class Rank:
             if ticket is not None and ticket.admitted_s is None:
                 ticket.admitted_s = now - result.duration_s / self._speed
                 ticket.cached_tokens = cached
+        self._put(result.puts)
         if result.events:
             self.publisher.publish(result.events, time.time())
         for output in result.outputs:

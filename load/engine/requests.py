@@ -6,6 +6,7 @@ from array import array
 from typing import Literal
 
 from load.engine.block_hash import ExtraKeys
+from load.engine.tool_pins import JobStep
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -17,6 +18,8 @@ class EngineRequest:
 
     ``prompt`` and ``output`` are arrays of unsigned 32-bit token ids; ``output`` is known from the start (nothing is
     sampled here) and holds at least one token. ``finish_reason`` is how it ends. ``priority``: lower runs earlier.
+    ``in_pool``: the blocks that a shared pool said to have when the request arrived. ``job_step``: of the job that it
+    says to be a step of.
     """
 
     __slots__ = (
@@ -28,6 +31,8 @@ class EngineRequest:
         "digests",
         "extra",
         "finish_reason",
+        "in_pool",
+        "job_step",
         "output",
         "preemptions",
         "priority",
@@ -49,6 +54,7 @@ class EngineRequest:
         priority: int = 0,
         extra: ExtraKeys = NO_EXTRA,
         session_id: str | None = None,
+        job_step: JobStep | None = None,
     ) -> None:
         if not prompt or not output:
             raise ValueError("a request needs a prompt and an output of at least one token each")
@@ -59,6 +65,8 @@ class EngineRequest:
         self.priority = priority
         self.extra = extra
         self.session_id = session_id
+        self.job_step = job_step
+        self.in_pool = range(0)
         self.prompt_tokens = len(prompt)
         self.arrival = 0
         self.produced = 0

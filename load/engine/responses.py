@@ -1,4 +1,4 @@
-"""What the engine answers: JSON bodies and stream events, shaped as vLLM 0.32 shapes them.
+"""What the engine answers to chat and completions: JSON bodies and stream events, shaped as vLLM 0.32 shapes them.
 
 Stream events are put together from bytes prepared once a request, so that a token costs little.
 """
@@ -13,7 +13,7 @@ import msgspec
 from load.engine.misbehave import UsageMode
 from load.engine.outputs import PlannedOutput
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "completions", "messages", "responses"]
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-sim"
@@ -81,16 +81,24 @@ def whole_answer(
 
 
 class AnswerStream:
-    """The events of one streamed answer. ``usage_mode`` is how it misbehaves; ``continuous``: usage in every event."""
+    """The events of one streamed answer. ``usage_mode`` is how it misbehaves; ``continuous``: usage in every event;
+    ``token_ids``: events carry the ids of their tokens (``return_token_ids``)."""
 
     def __init__(
-        self, head: AnswerHead, plan: PlannedOutput, *, usage_mode: UsageMode = "normal", continuous: bool = False
+        self,
+        head: AnswerHead,
+        plan: PlannedOutput,
+        *,
+        usage_mode: UsageMode = "normal",
+        continuous: bool = False,
+        token_ids: bool = False,
     ) -> None:
         self._plan = plan
         self._chat = head.endpoint == "chat"
         self._call_id = head.call_id
         self._usage_mode = usage_mode
         self._continuous = continuous
+        self._untold: int | None = 0 if token_ids else None
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         common = f'"id":{_json(head.answer_id)},"object":"{kind}","created":{head.created},"model":{_json(head.model)}'
         self._common = f"data: {{{common}".encode()
@@ -111,8 +119,12 @@ class AnswerStream:
         events = [self._event(delta, b"null", usage) for delta in deltas[:-1]]
         if deltas:
             reason = b"null" if finish is None else b'"%b"' % finish.encode()
-            events.append(self._event(deltas[-1], reason, usage))
+            events.append(self._event(deltas[-1], reason, usage, self._ids(end)))
         return events
+
+    def closing(self, usage: UsageNumbers, *, include_usage: bool) -> list[bytes]:
+        """What comes after the last token."""
+        return [self.usage(usage), DONE] if include_usage and self._usage_mode != "omit" else [DONE]
 
     def usage(self, usage: UsageNumbers) -> bytes:
         """The last event of a client that asked for usage."""
@@ -140,10 +152,16 @@ class AnswerStream:
             deltas.append('{"tool_calls":[{"index":0,"function":{"arguments":' + _json(arguments) + "}}]}")
         return deltas
 
-    def _event(self, delta: bytes, reason: bytes, usage: UsageNumbers) -> bytes:
-        tail = (
-            b',"logprobs":null,"finish_reason":' + reason + (b',"stop_reason":null}]' if reason != b"null" else b"}]")
-        )
+    def _ids(self, end: int) -> bytes:
+        """Of the tokens up to ``end`` that no event has told yet, as a member of the choice."""
+        if self._untold is None:
+            return b""
+        start, self._untold = self._untold, end
+        return b',"token_ids":' + _encode(self._plan.tokens[start:end].tolist())
+
+    def _event(self, delta: bytes, reason: bytes, usage: UsageNumbers, ids: bytes = b"") -> bytes:
+        finish = b',"stop_reason":null' if reason != b"null" else b""
+        tail = b',"logprobs":null,"finish_reason":' + reason + finish + ids + b"}]"
         if self._usage_mode == "null":
             tail += b',"usage":null'
         elif self._continuous and self._usage_mode == "normal":

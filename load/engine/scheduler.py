@@ -189,27 +189,42 @@ class Scheduler(Generic[Request, Hits]):
             index += 1
         return budget
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that left the queue."""
+        return len(self.running)
+
     def _schedule_waiting(self, batch: Batch[Request], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            request = self.waiting.head()
-            hits = self.cache.lookup(request)
-            cached = len(hits) * self.cache.block_size
-            count = min(request.length - cached, budget)
-            if not self.cache.allocate(request, count, hits):
-                if not self.make_room(request, runs=False):
-                    return
-                continue
-            self.waiting.pop()
-            self.running.append(request)
-            batch.tokens[request] = count
-            batch.admitted.append(request)
-            budget -= count
-            if request.cached_tokens is None:
-                request.cached_tokens = cached
-                full = request.prompt_tokens - request.prompt_tokens % self.cache.block_size
-                request.created_tokens = max(0, full - cached)
-                self.prefix_queries += request.prompt_tokens
-                self.prefix_hits += cached
+        while self.waiting and budget > 0 and self.in_flight < self.max_num_seqs:
+            taken = self._take_next(batch, budget)
+            if taken is None:
+                return
+            budget -= taken
+
+    def _take_next(self, batch: Batch[Request], budget: int) -> int | None:
+        """The head of the queue comes in, if there is room. Returns the tokens of ``budget`` that it takes; 0 where it
+        is to be looked at again; ``None`` where nobody can come in."""
+        request = self.waiting.head()
+        hits = self.cache.lookup(request)
+        cached = len(hits) * self.cache.block_size
+        count = min(request.length - cached, budget)
+        if not self.cache.allocate(request, count, hits):
+            return 0 if self.make_room(request, runs=False) else None
+        self.waiting.pop()
+        self.running.append(request)
+        batch.tokens[request] = count
+        batch.admitted.append(request)
+        self._found(request, cached)
+        return count
+
+    def _found(self, request: Request, cached: int) -> None:
+        """The request left the queue, and so many of its tokens need not be computed."""
+        if request.cached_tokens is None:
+            request.cached_tokens = cached
+            full = request.prompt_tokens - request.prompt_tokens % self.cache.block_size
+            request.created_tokens = max(0, full - cached)
+            self.prefix_queries += request.prompt_tokens
+            self.prefix_hits += cached
 
     def make_room(self, request: Request, *, runs: bool) -> bool:
         """Whether something else gave way for ``request``, which runs or waits and found no room. Nothing does here."""

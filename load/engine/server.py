@@ -13,10 +13,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from load.engine.api import ApiError, DetokenizeBody, TokenizeBody, error_body, read_body
 from load.engine.completions import JSON, Completions, hang
 from load.engine.engine import Engine
+from load.engine.hints import PROTOCOL_VERSION, SUPPORTED, HintsError, read_envelope
+from load.engine.messages_api import count_answer
+from load.engine.messages_api import error_body as messages_error_body
 from load.engine.misbehave import Misbehaviour
 from load.engine.tokens import BadConversationError
 from web.server import Headers, HttpServer, Request, Responder
 
+MESSAGES_PATH = "/v1/messages"
 TEXT: Headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
 Route = Callable[[Request, Responder], Awaitable[None]]
 
@@ -38,17 +42,26 @@ class EngineServer:
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("GET", "/kv_event_sources"): self._event_sources,
+            ("GET", "/get_hicache_l3_cache_layout"): self._pool_layout,
+            ("GET", "/server_info"): self._server_info,
+            ("GET", "/kv_hints"): self._hint_capabilities,
+            ("POST", "/kv_hints"): self._hints,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("GET", "/sim/served"): self._served,
             ("GET", "/sim/resident"): self._resident,
             ("GET", "/sim/misbehave"): self._flags,
             ("POST", "/sim/misbehave"): self._misbehave,
         }
+        if engine.settings.responses_api:
+            self._routes["POST", "/v1/responses"] = self._responses
+        if engine.settings.messages_api:
+            self._routes["POST", MESSAGES_PATH] = self._messages
+            self._routes["POST", f"{MESSAGES_PATH}/count_tokens"] = self._count_tokens
         self._paths = {path for _, path in self._routes}
         self.http = HttpServer(self.handle, error_answer=_own_error)
 
     async def handle(self, request: Request, responder: Responder) -> None:
-        """Answer one request; the client's mistakes in OpenAI's error shape."""
+        """Answer one request; the client's mistakes in the error shape of its API."""
         engine = self._engine
         if not request.path.startswith("/sim/") and engine.flags.take_stall("accept"):
             await hang(engine, responder)
@@ -61,7 +74,12 @@ class EngineServer:
             await route(request, responder)
         except ApiError as error:
             headers = [*JSON, (b"retry-after", b"1")] if error.status in (429, 503) else JSON
-            responder.send(error.status, headers, error_body(error.status, str(error), error.kind, error.param))
+            responder.send(error.status, headers, self._error_body(request.path, error))
+
+    def _error_body(self, path: str, error: ApiError) -> bytes:
+        if path.startswith(MESSAGES_PATH) and self._engine.settings.messages_api:
+            return messages_error_body(str(error), error.kind)
+        return error_body(error.status, str(error), error.kind, error.param)
 
     # vLLM's endpoints
 
@@ -70,6 +88,15 @@ class EngineServer:
 
     async def _text(self, request: Request, responder: Responder) -> None:
         await self._completions.serve("completions", request, responder)
+
+    async def _responses(self, request: Request, responder: Responder) -> None:
+        await self._completions.serve("responses", request, responder)
+
+    async def _messages(self, request: Request, responder: Responder) -> None:
+        await self._completions.serve("messages", request, responder)
+
+    async def _count_tokens(self, request: Request, responder: Responder) -> None:
+        responder.send(200, JSON, count_answer(await self._completions.count(request)))
 
     async def _models(self, request: Request, responder: Responder) -> None:
         settings = self._engine.settings
@@ -93,7 +120,11 @@ class EngineServer:
         responder.send(200, [], b"")
 
     async def _version(self, request: Request, responder: Responder) -> None:
-        _send_json(responder, {"version": self._engine.settings.engine_version})
+        settings = self._engine.settings
+        page: dict[str, Any] = {"version": settings.engine_version}
+        if settings.kv_hints:
+            page["features"] = ["kv_hints"]
+        _send_json(responder, page)
 
     async def _metrics(self, request: Request, responder: Responder) -> None:
         responder.send(200, TEXT, self._engine.metrics.page())
@@ -129,10 +160,72 @@ class EngineServer:
         done = self._engine.reset_prefix_cache(reset_running=wish.lower() == "true")
         _send_json(responder, {"success": done})
 
+    # Tiers, pool and hints
+
+    async def _pool_layout(self, request: Request, responder: Responder) -> None:
+        """As SGLang 0.5.23. Without a pool, or with vLLM's keys in it: 404, as engines without the endpoint."""
+        settings = self._engine.settings
+        self._need(bool(settings.pool_url) and settings.pool_scheme == "sglang_hicache")
+        _send_json(responder, self._engine.pages.describe())
+
+    async def _server_info(self, request: Request, responder: Responder) -> None:
+        """What SGLang's says of layouts, where this engine writes into a pool as SGLang does."""
+        settings = self._engine.settings
+        self._need(bool(settings.pool_url) and settings.pool_scheme == "sglang_hicache")
+        layout = self._engine.pages.config
+        page = {
+            "version": settings.engine_version,
+            "served_model_name": settings.model,
+            "page_size": layout.page_size,
+            "tp_size": layout.tp,
+            "pp_size": layout.pp,
+            "dp_size": settings.ranks,
+            "hicache_storage_backend": "mooncake",
+            "hicache_storage_backend_extra_config": {"extra_backend_tag": layout.tag} if layout.tag else {},
+        }
+        _send_json(responder, page)
+
+    async def _hint_capabilities(self, request: Request, responder: Responder) -> None:
+        """Whether and which hints this engine takes; 404 where it takes none, as real engines answer."""
+        self._need(self._engine.settings.kv_hints)
+        settings = self._engine.settings
+        tiers = {"host": settings.host_blocks, "disk": settings.disk_blocks, "pool": settings.pool_url}
+        page = {
+            "protocol_versions": [PROTOCOL_VERSION],
+            "actions": {name: list(versions) for name, versions in SUPPORTED.items()},
+            "tiers": [name for name, there in tiers.items() if there],
+            "max_pinned_ratio": settings.max_pinned_ratio,
+        }
+        _send_json(responder, page)
+
+    async def _hints(self, request: Request, responder: Responder) -> None:
+        """An envelope; ``?rank=N`` names the rank, else each action goes to the one that knows its session."""
+        engine = self._engine
+        self._need(engine.settings.kv_hints)
+        raw = parse_qs(request.query).get("rank", [None])[0]
+        if raw is not None and not (raw.isdigit() and int(raw) < len(engine.ranks)):
+            raise ApiError(f"rank must be 0..{len(engine.ranks) - 1}", param="rank")
+        try:
+            envelope = read_envelope(request.body)
+        except HintsError as error:
+            raise ApiError(str(error), param="kv_hints") from error
+        results = await engine.take_hints(envelope, None if raw is None else int(raw))
+        rows = [
+            {"action_id": row.action_id, "action_type": row.action_type, "outcome": row.outcome, "reason": row.reason}
+            for row in results
+        ]
+        _send_json(responder, {"message_id": envelope.message_id, "results": rows})
+
+    @staticmethod
+    def _need(there: bool) -> None:
+        if not there:
+            raise ApiError("Not Found", status=404, kind="NotFoundError")
+
     # For tests
 
     async def _served(self, request: Request, responder: Responder) -> None:
-        _send_json(responder, self._engine.ledger.page())
+        lost_s = sum(rank.lost_s for rank in self._engine.ranks)
+        _send_json(responder, {**self._engine.ledger.page(), "lost_s": round(lost_s, 3)})
 
     async def _resident(self, request: Request, responder: Responder) -> None:
         _send_json(responder, self._engine.resident())

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Constants of one model on one kind of machine. Milliseconds; ``kv_tokens``: KV capacity of a rank in tokens."""
+    """Constants of one model on one kind of machine. Milliseconds; ``kv_tokens``: KV capacity of a rank in tokens.
+    ``kv_bytes``: of one token, on each of its GPUs."""
 
     name: str
     floor_ms: float
@@ -21,6 +22,7 @@ class Profile:
     per_context_token_ms: float
     host_ms: float
     kv_tokens: int
+    kv_bytes: int = 128 * 1024
 
     def step_s(self, tokens: int, prefill_pairs: float, decode_context: int) -> float:
         """Seconds of one iteration. ``prefill_pairs``: sum of ``q*(ctx + q/2)`` in token pairs."""
@@ -30,7 +32,7 @@ class Profile:
 
 
 H100_8B = Profile("h100-8b", 7.7, 2.5, 0.0259, 1.05e-6, 5.2e-5, 0.0, 412_000)
-H100_70B = Profile("h100x4-70b", 18.8, 5.8, 0.0697, 1.31e-6, 3.3e-5, 0.0, 424_000)
+H100_70B = Profile("h100x4-70b", 18.8, 5.8, 0.0697, 1.31e-6, 3.3e-5, 0.0, 424_000, 80 * 1024)
 INSTANT = Profile("instant", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 412_000)
 
 PROFILES = {profile.name: profile for profile in (H100_8B, H100_70B, INSTANT)}

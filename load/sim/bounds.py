@@ -2,8 +2,9 @@
 
 `StaticCap` lets so many programs in per seat; with the best number for a load it is the oracle cap (`oracle_cap`).
 `Clairvoyant` knows every program's future: least remaining GPU work first, commitments by true final contexts, KV given
-up by true return times. Both are constructions, not optima: least remaining work starves the long. Source: spec policy
-§1 (oracle cap, clair-2).
+up by true return times. Without commitments (``belady``) it shows what perfect retention alone is worth: who is let in
+is not planned, but of idle KV that goes first which is needed latest for its size (Belady's rule, a byte). All are
+constructions, not optima: least remaining work starves the long. Source: spec policy §1 (oracle cap, clair-2, clair-1).
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class _Seat:
 class Clairvoyant(Base):
     """The default policy's rules with the truth in place of every estimate: order by remaining work alone, no hard cap.
 
-    ``lo`` and ``hi``: bands; ``floor``: phi; ``bypass_s``: so long a blocked new program may be overtaken.
+    ``lo`` and ``hi``: bands; ``floor``: phi; ``bypass_s``: so long a blocked new program may be overtaken. ``commits``:
+    newcomers are tested against true final contexts; without, they only have to fit (clair-1).
     """
 
     tick_s = PERIOD_S
@@ -160,11 +162,13 @@ class Clairvoyant(Base):
         hi: float = 0.95,
         floor: float = 1.0,
         bypass_s: float = 10.0,
+        commits: bool = True,
         work_cost: WorkCost = WORK_H100_8B,
         reload_cost: ReloadCost = RELOAD_H100_8B,
     ) -> None:
         self._lo, self._hi, self._floor, self._bypass_s = lo, hi, floor, bypass_s
         self._reload = reload_cost
+        self._commits = commits
         self._known: dict[str, _Known] = {}
         for number, plan in enumerate(with_children(programs)):
             turns = list(_suffix(plan, work_cost))
@@ -172,7 +176,7 @@ class Clairvoyant(Base):
 
     def begin(self, fleet: Fleet) -> None:
         super().begin(fleet)
-        self._seats = [_Seat(facts) for facts in fleet.workers]
+        self._seats = [_Seat(facts, Steering(host_tier=facts.host_tokens > 0)) for facts in fleet.workers]
         self._waiting: dict[str, _Known] = {}
 
     # What happens
@@ -252,6 +256,8 @@ class Clairvoyant(Base):
 
     def _accepts(self, now: float, known: _Known, seat: _Seat) -> bool:
         """COMMIT: final contexts of those that go before it, and its own, against kappa times the capacity."""
+        if not self._commits:
+            return True
         committed = known.final
         for other in seat.members.values():
             if other is known or other.rank > known.rank or self._counts_nothing(now, other, seat):

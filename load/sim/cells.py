@@ -1,178 +1,45 @@
-"""One cell of an experiment: which programs come how fast to which fleet, who schedules them, what was measured.
+"""Jobs of an experiment: one simulation each, what was measured, and what had to be known before.
 
-A job is plain data and does its work in any process with the same result: all chance comes from its seed.
+A job is plain data and does its work in any process with the same result. ``key`` names it; ``plain`` of its result is
+JSON, and ``restored`` takes that back.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import msgspec
 
 from load.sim import workloads
-from load.sim.bounds import Clairvoyant, StaticCap
+from load.sim.disturbed import disturbed
 from load.sim.engine import TooLargeError
-from load.sim.programs import Program, with_children
-from load.sim.results import spread
-from load.sim.run import PolicyError, SimConfig, alone, simulate
-from load.sim.timing import TIMINGS
+from load.sim.hinted import hinted
+from load.sim.results import Result, beyond_bound_s, spread
+from load.sim.run import PolicyError, alone, simulate
+from load.sim.scenarios import (
+    COSTS,
+    TRACE,
+    TRACE_LINES,
+    WORK_SAMPLE,
+    WORK_SEED,
+    EngineName,
+    Parameters,
+    Scenario,
+    generate,
+    make,
+    mean_work_s,
+    of_trace,
+    with_hints,
+)
 from load.sim.token_seconds import token_seconds
-from services.admission.estimators import reload_cost, work
-from services.admission.estimators.learned_pool import LearnedPool
-from services.admission.estimators.reload_cost import ReloadCost
-from services.admission.estimators.work import WorkCost
-from services.admission.policies.registry import POLICIES, Given, make_policy
-from services.admission.scheduling.interface import Policy
 
-Unit = Literal["rho", "jps", "j50"]
-EngineName = Literal["h100-8b", "h100x4-70b"]
-
-WORK_SEED, WORK_SAMPLE = 99, 2_000
-"""Of the sample whose mean work makes rho a rate."""
-
-SHARE_OF_PROGRAMS = {"tree": 0.4}
-"""Roots per program of other workloads (policy: 60 against 150)."""
+HOLD_LIMIT_S = 300.0
+"""H of scheduling §5.3.3."""
 
 LEAST_RHO, MOST_RHO, KNEE_STEPS = 0.15, 2.0, 7
 """Where the knee is looked for, and in how many halvings (of the ratio): to 2 %."""
-
-VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
-    "commit_fcfs": ("commit", {"span_s": 0.0}),
-    "continuum_b": ("continuum", {"pressure": "B"}),
-    "continuum_c": ("continuum", {"pressure": "C"}),
-    "thunderagent_paper": ("thunderagent", {"form": "paper"}),
-}
-"""Policies with parameters that are compared under a name of their own."""
-
-CLAIRVOYANT, CAP = "clairvoyant", "cap"
-BOUNDS = (CLAIRVOYANT, CAP)
-"""What no policy can be: `load.sim.bounds`. ``cap`` stands for several static caps, of which the best is taken."""
-
-
-def policy_names() -> list[str]:
-    """All that can be compared, the bounds last."""
-    return [*sorted({*POLICIES, *VARIANTS}), *BOUNDS]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How fast programs come. ``jps``: programs a second to the whole fleet. ``rho``: arrival rate x ideal GPU seconds
-    of a program, of each worker. ``j50``: in units of the knee (see `Knee`)."""
-
-    value: float
-    unit: Unit
-
-    @classmethod
-    def parse(cls, text: str) -> Load:
-        """Of ``1.0rho``, ``0.07jps``, ``1.5j50``. Raises `ValueError`, which says what to write."""
-        match = re.fullmatch(r"([0-9.]+)(rho|jps|j50)", text.strip().lower())
-        try:
-            value = float(match[1]) if match else math.nan
-        except ValueError:
-            value = math.nan
-        if match is None or not 0 < value <= 1_000:
-            raise ValueError(f"load {text!r}: write a number and its unit, for example 1.0rho, 0.07jps or 1.5j50")
-        unit: Unit = next(each for each in get_args(Unit) if each == match[2])
-        return cls(value, unit)
-
-    def __str__(self) -> str:
-        return f"{self.value:g}{self.unit}"
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSize:
-    """``workers`` with ``kv_tokens`` each."""
-
-    workers: int
-    kv_tokens: int
-    engine: EngineName = "h100-8b"
-
-    def config(self, concurrency: int | None = None) -> SimConfig:
-        return SimConfig(workers=self.workers, timing=self.engine, kv_tokens=self.kv_tokens, concurrency=concurrency)
-
-
-COSTS: dict[EngineName, tuple[WorkCost, ReloadCost]] = {
-    "h100-8b": (work.H100_8B, reload_cost.H100_8B),
-    "h100x4-70b": (work.H100_70B, reload_cost.H100_70B),
-}
-"""What policies believe of each engine's times."""
-
-
-def usual_kv_tokens(engine: EngineName) -> int:
-    """KV capacity of one worker."""
-    return TIMINGS[engine].kv_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """Everything but the seed and the policy. Open loop at ``load``, or closed loop with ``concurrency`` programs.
-
-    ``turn_multiplier``: every turn becomes so many (`load.sim.workloads.generate`).
-    """
-
-    workload: str
-    fleet: FleetSize
-    programs: int
-    load: Load | None = None
-    concurrency: int | None = None
-    turn_multiplier: int = 1
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        how = f"{self.concurrency} at a time" if self.load is None else str(self.load)
-        turns = f", turns x{self.turn_multiplier}" if self.turn_multiplier > 1 else ""
-        workers = f", {self.fleet.workers} workers" if self.fleet.workers > 1 else ""
-        usual = self.fleet.kv_tokens == usual_kv_tokens(self.fleet.engine)
-        return f"{self.workload}, {how}{turns}{workers}" + ("" if usual else f", {self.fleet.kv_tokens} KV tokens")
-
-
-def generate(scenario: Scenario, seed: int, rate_per_s: float = 1.0) -> list[Program]:
-    """The programs of one scenario and seed."""
-    share = SHARE_OF_PROGRAMS.get(scenario.workload, 1.0)
-    return workloads.generate(
-        scenario.workload,
-        count=max(1, round(scenario.programs * share)),
-        rate_per_s=rate_per_s,
-        seed=seed,
-        turn_multiplier=scenario.turn_multiplier,
-    )
-
-
-def mean_work_s(programs: Sequence[Program], engine: EngineName) -> float:
-    """Ideal GPU seconds of a program, sub-agents included (policy: head)."""
-    cost = COSTS[engine][0]
-    total = []
-    for program in with_children(programs):
-        context = 0
-        for turn in program.turns:
-            total.append(cost.seconds(turn.prompt_tokens, turn.output_tokens, context))
-            context = turn.prompt_tokens + turn.output_tokens
-    return math.fsum(total) / len(programs)
-
-
-def make(policy: str, scenario: Scenario, programs: Sequence[Program], seed: int, cap: int | None) -> Policy:
-    """The policy or bound of that name. Raises `PolicyParameterError`, `ValueError`."""
-    work_cost, reload = COSTS[scenario.fleet.engine]
-    if policy == CLAIRVOYANT:
-        return Clairvoyant(programs, work_cost=work_cost, reload_cost=reload)
-    if policy == CAP:
-        if cap is None:
-            raise ValueError("a static cap needs its number")
-        return StaticCap(cap)
-    name, parameters = VARIANTS.get(policy, (policy, {}))
-    if name == "continuum":
-        parameters = {**parameters, "reload_cost": msgspec.to_builtins(reload)}
-    learned = LearnedPool(work_cost=work_cost, reload_cost=reload)
-    return make_policy(name, parameters, Given(random.Random(f"{seed}/{policy}").randrange, learned))
-
-
-# Jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +50,20 @@ class MeanWork:
     engine: EngineName
     sample: int = WORK_SAMPLE
 
+    @property
+    def key(self) -> str:
+        return repr(self)
+
     def run(self) -> float:
+        if self.workload.startswith(TRACE):
+            return mean_work_s(of_trace(self.workload, max(1, self.sample // TRACE_LINES), WORK_SEED), self.engine)
         return mean_work_s(workloads.generate(self.workload, count=self.sample, seed=WORK_SEED), self.engine)
+
+    def plain(self, result: float) -> object:
+        return result
+
+    def restored(self, plain: object) -> float:
+        return msgspec.convert(plain, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +73,19 @@ class Alone:
     scenario: Scenario
     seed: int
 
+    @property
+    def key(self) -> str:
+        return repr(self)
+
     def run(self) -> dict[str, float]:
-        return alone(generate(self.scenario, self.seed), self.scenario.fleet.config())
+        programs = [program for program in generate(self.scenario, self.seed) if not program.single]
+        return alone(programs, self.scenario.fleet.config())
+
+    def plain(self, result: dict[str, float]) -> object:
+        return result
+
+    def restored(self, plain: object) -> dict[str, float]:
+        return msgspec.convert(plain, dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +97,16 @@ class Knee:
 
     scenario: Scenario
     seed: int
+
+    @property
+    def key(self) -> str:
+        return repr(self)
+
+    def plain(self, result: float | None) -> object:
+        return result
+
+    def restored(self, plain: object) -> float | None:
+        return msgspec.convert(plain, float | None)
 
     def run(self) -> float | None:
         programs = generate(self.scenario, self.seed)
@@ -240,15 +140,35 @@ class Cell:
     rate_per_s: float
     alone_s: Mapping[str, float]
     cap: int | None = None
+    parameters: Parameters = ()
+
+    @property
+    def key(self) -> str:
+        return repr((self.scenario, self.policy, self.seed, self.rate_per_s, self.cap, self.parameters))
+
+    def plain(self, result: Row) -> object:
+        return {"figures": dict(result.figures), "error": result.error}
+
+    def restored(self, plain: object) -> Row:
+        known = msgspec.convert(plain, StoredRow)
+        return self._row(known.figures, known.error)
+
+    def _row(self, figures: Mapping[str, float], error: str = "") -> Row:
+        return Row(self.scenario, self.policy, self.seed, self.rate_per_s, self.cap, figures, error)
 
     def run(self) -> Row:
         """Never raises for what a policy does wrong: that is in the row."""
         programs = generate(self.scenario, self.seed, self.rate_per_s)
         config = self.scenario.fleet.config(self.scenario.concurrency)
         try:
-            result = simulate(programs, make(self.policy, self.scenario, programs, self.seed, self.cap), config)
+            policy = make(self.policy, self.scenario, programs, self.seed, self.cap, self.parameters)
+            _, arm = with_hints(self.policy)
+            if arm == "none":
+                result = disturbed(programs, policy, config, self.scenario.wrong)
+            else:
+                result = hinted(programs, policy, config, arm, COSTS[self.scenario.fleet.engine][1])
         except (PolicyError, TooLargeError) as error:
-            return Row(self.scenario, self.policy, self.seed, self.rate_per_s, self.cap, {}, str(error))
+            return self._row({}, str(error))
         figures = flat(result.summary(self.alone_s))
         slowdowns = [row.jct_s / self.alone_s[row.program] for row in result.roots]
         squares = math.fsum(value * value for value in slowdowns)
@@ -258,9 +178,22 @@ class Cell:
         figures["queue_share_mid"] = math.fsum(bubbles) / (math.fsum(roots.values()) or 1.0)
         waits = spread(row.queued_s for row in result.turns if row.index > 0)
         figures.update({f"wait_mid_s.{name}": value for name, value in waits.items()})
+        figures["hold_beyond_bound_s"] = beyond_bound_s(result.turns, HOLD_LIMIT_S)
+        figures["overlap_regret_share"] = figures["overlap_regret_blocks"] / (blocks_of(result) or 1)
         figures.update(token_seconds(result, self.scenario.fleet.workers * self.scenario.fleet.kv_tokens))
-        rounded = {name: round(value, 9) for name, value in figures.items()}
-        return Row(self.scenario, self.policy, self.seed, self.rate_per_s, self.cap, rounded)
+        return self._row({name: round(value, 9) for name, value in figures.items()})
+
+
+class StoredRow(msgspec.Struct, frozen=True):
+    """What a cell found, as it is kept."""
+
+    figures: dict[str, int | float]
+    error: str
+
+
+def blocks_of(result: Result) -> int:
+    """Blocks of all prompts."""
+    return sum(row.prompt_tokens for row in result.turns) // workloads.BLOCK
 
 
 Job = MeanWork | Alone | Knee | Cell

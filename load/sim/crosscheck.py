@@ -32,7 +32,7 @@ import click
 from load.sim.programs import Program
 from load.sim.run import SimConfig, simulate
 from load.sim.timing import PeerTiming
-from load.sim.traces import load_trace
+from load.sim.traces import TraceError, load_trace
 from services.admission.policies.registry import make_policy
 
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
@@ -149,7 +149,10 @@ def find(folder: Path, name: str) -> Path | None:
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON object.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many lines of each trace (nothing is comparable then).")
 def main(traces: Path, as_json: bool, limit: int | None) -> None:
-    """Print our figures beside the peer's, one row per anchor, and one JSON object last."""
+    """Print our figures beside the peer's, one row per anchor, and one JSON object last.
+
+    Exit code 1 where a trace is missing or cannot be read, or a figure is too far from the peer's.
+    """
     rows: list[dict[str, object]] = []
     missing = [name for name in (CONVERSATION, AGENTIC) if find(traces, name) is None]
     loaded: dict[tuple[str, float], list[Program]] = {}
@@ -159,7 +162,11 @@ def main(traces: Path, as_json: bool, limit: int | None) -> None:
             continue
         key = (anchor.trace, anchor.speedup)
         if key not in loaded:
-            loaded[key] = load_trace(path, trace_block=BLOCK_TOKENS[anchor.trace], speedup=anchor.speedup, limit=limit)
+            size = BLOCK_TOKENS[anchor.trace]
+            try:
+                loaded[key] = load_trace(path, trace_block=size, speedup=anchor.speedup, limit=limit)
+            except TraceError as error:
+                raise click.ClickException(str(error)) from None
         row = compare(anchor, loaded[key])
         rows.append(row)
         if not as_json:
@@ -170,8 +177,12 @@ def main(traces: Path, as_json: bool, limit: int | None) -> None:
                 f"  {'' if row['hit_near'] and row['ttft_near'] else 'FAR'}",
                 err=True,
             )
+    for name in missing:
+        click.echo(f"{name} is not in {traces}, nor one folder down: its figures are left out", err=True)
     near = bool(rows) and all(row["hit_near"] and row["ttft_near"] for row in rows)
     click.echo(json.dumps({"rows": rows, "missing": missing, "all_near": near}))
+    if missing or not near:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,14 @@ class Processes:
             for process in ours:
                 process.join(END_S)
 
-    def run(self, jobs: Sequence[Runs[T]], on_done: Callable[[], None]) -> list[T]:
-        """The results of ``jobs``, in their order; ``on_done`` is called after each. Raises what a job raises, and
-        `WorkerLostError`."""
+    def run(self, jobs: Sequence[Runs[T]], on_done: Callable[[int, T], None]) -> list[T]:
+        """The results of ``jobs``, in their order; ``on_done`` is called after each, with its place and result. Raises
+        what a job raises, and `WorkerLostError`."""
         if self._count <= 1 or len(jobs) <= 1:
             results = []
-            for job in jobs:
+            for number, job in enumerate(jobs):
                 results.append(job.run())
-                on_done()
+                on_done(number, results[-1])
             return results
         if self._pool is None:
             spawn = multiprocessing.get_context("spawn")
@@ -76,12 +76,12 @@ class Processes:
         try:
             with _without_interrupts():
                 futures: list[Future[T]] = [self._pool.submit(_run, job) for job in jobs]
+            places = {future: number for number, future in enumerate(futures)}
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, LOOK_S, FIRST_COMPLETED)
                 for future in done:
-                    future.result()
-                    on_done()
+                    on_done(places[future], future.result())
             return [future.result() for future in futures]
         except BrokenProcessPool as error:
             text = "a process of the simulation was ended from outside; try fewer --processes"

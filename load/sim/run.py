@@ -12,11 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from load.sim.clock import EventQueue, to_ps, to_s
+from load.sim.actions import Command
+from load.sim.block_store import BlockStore
+from load.sim.clock import PS_PER_S, EventQueue, to_ps, to_s
 from load.sim.engine import Rank, RankConfig
 from load.sim.programs import Program, Turn
 from load.sim.requests import SimRequest
 from load.sim.results import ProgramRow, Result, TurnRow
+from load.sim.tiers import Depths
 from load.sim.timing import TIMINGS, Timing
 from services.admission.policies.engine_rules import FCFS, EngineRules
 from services.admission.policies.in_engine import InEngine
@@ -33,10 +36,9 @@ from services.admission.scheduling.interface import (
     TurnFacts,
     TurnUsage,
     Unpin,
-    WorkerFacts,
 )
 
-_HAPPENING, _END, _TICK, _START = range(4)
+HAPPENING, _END, TICK, _START = range(4)
 
 STALLED_S = 7200.0
 """Nothing but ticks for so long: the policy will never admit what it holds."""
@@ -52,14 +54,22 @@ class PolicyError(Exception):
 class SimConfig:
     """The fleet, and how programs come: open loop at their ``arrival_s``, or closed loop, ``concurrency`` at a time.
 
-    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``rules``, ``whole_prompt``, ``jump``: see
-    `RankConfig`; a policy that acts inside the engine brings its own rules. ``report_cached``: engines say how many
-    tokens they found cached.
+    ``kv_tokens``: of one worker (``None``: as its ``timing`` says). ``host_tokens``, ``disk_tokens``: of memory below
+    it; ``pool_tokens``: of a pool that all share, written through or back; each over a link of so many GB/s for each
+    GPU. ``rules``, ``whole_prompt``, ``jump``: see `RankConfig`; a policy that acts inside the engine brings its own
+    rules. ``report_cached``: engines say how many tokens they found cached.
     """
 
     workers: int = 1
     timing: Timing | Literal["h100-8b", "h100x4-70b", "instant"] = "h100-8b"
     kv_tokens: int | None = None
+    host_tokens: int = 0
+    host_gbps: float = 50.0
+    disk_tokens: int = 0
+    disk_gbps: float = 6.0
+    pool_tokens: int = 0
+    pool_gbps: float = 25.0
+    pool_through: bool = True
     block_size: int = 16
     token_budget: int = 2048
     max_num_seqs: int = 256
@@ -83,17 +93,27 @@ class SimConfig:
             prefix_caching=self.prefix_caching,
             whole_prompt=self.whole_prompt,
             jump=self.jump,
+            host_blocks=self.host_tokens // self.block_size,
+            host_block_ps=self._block_ps(timing, self.host_gbps),
+            disk_blocks=self.disk_tokens // self.block_size,
+            disk_block_ps=self._block_ps(timing, self.disk_gbps),
+            pool_block_ps=self._block_ps(timing, self.pool_gbps),
+            pool_through=self.pool_through,
         )
-        return [Rank(config, timing) for _ in range(self.workers)]
+        pool = BlockStore(self.pool_tokens // self.block_size) if self.pool_tokens else None
+        return [Rank(config, timing, pool) for _ in range(self.workers)]
+
+    def _block_ps(self, timing: Timing, gbps: float) -> int:
+        return round(self.block_size * timing.kv_bytes / (gbps * 1e9) * PS_PER_S)
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
+class Running:
     """A program that has started."""
 
     program: Program
     started_ps: int
-    parent: _Running | None = None
+    parent: Running | None = None
     next_turn: int = 0
     queued_ps: int = 0
     priority: int = 0
@@ -101,16 +121,16 @@ class _Running:
     """Of the tool and of its sub-agents, how many are not over."""
 
     @property
-    def root(self) -> _Running:
+    def root(self) -> Running:
         return self if self.parent is None else self.parent.root
 
 
 @dataclass(eq=False, slots=True)
-class _Open:
+class OpenTurn:
     """A turn that is ready, or on a worker."""
 
     number: int
-    running: _Running
+    running: Running
     index: int
     plan: Turn
     ready_ps: int
@@ -119,28 +139,36 @@ class _Open:
     request: SimRequest | None = None
     overlap: int = 0
     best_overlap: int = 0
+    again: bool = False
+    """It was tried before."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
-    kind: Literal["program", "tool", "unpin", "end", "tick", "start"]
-    running: _Running | None = None
+class Event:
+    kind: Literal[
+        "program", "tool", "unpin", "end", "tick", "start", "loaded", "patience", "retry", "fleet", "hint", "hint_over",
+        "hint_tick", "node", "closed",
+    ]  # fmt: skip
+    running: Running | None = None
     rank: int = -1
+    turn: int = -1
+    word: str = ""
+    command: Command | None = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Simulation:
-    """One run. `run` may be called once."""
+    """One run. `run` may be called once. `load.sim.disturbed` is one in which something goes wrong."""
 
     programs: Sequence[Program]
     policy: Policy
     config: SimConfig
     result: Result = field(default_factory=Result)
-    _queue: EventQueue[_Event] = field(default_factory=EventQueue)
+    _queue: EventQueue[Event] = field(default_factory=EventQueue)
     _ranks: list[Rank] = field(default_factory=list)
     _waiting: deque[Program] = field(default_factory=deque)
-    _open: dict[int, _Open] = field(default_factory=dict)
-    _alive: dict[str, _Running] = field(default_factory=dict)
+    _open: dict[int, OpenTurn] = field(default_factory=dict)
+    _alive: dict[str, Running] = field(default_factory=dict)
     _pinned: dict[tuple[str, int], int | None] = field(default_factory=dict)
     _turns: int = 0
     _unfinished: int = 0
@@ -152,15 +180,9 @@ class Simulation:
             self.config = replace(self.config, rules=self.policy.engine)
         self._ranks = self.config.ranks()
         self._unfinished = len(self.programs)
-        sizes = [WorkerFacts(rank.config.kv_tokens, rank.config.block_size) for rank in self._ranks]
-        self.policy.begin(Fleet(tuple(sizes), self._residency))
-        if self.config.concurrency is None:
-            for program in self.programs:
-                self._plan(program, to_ps(program.arrival_s))
-        else:
-            self._waiting.extend(self.programs)
-            for _ in range(min(self.config.concurrency, len(self._waiting))):
-                self._plan(self._waiting.popleft(), 0)
+        self.policy.begin(Fleet(tuple(rank.config.facts for rank in self._ranks), self._residency, self._loadable))
+        self._begin()
+        self._prepare()
         self._plan_tick()
         while len(self._queue) and self._unfinished:
             self._happen(self._queue.pop())
@@ -168,16 +190,29 @@ class Simulation:
         self.result.unfinished = self._unfinished
         return self.result
 
-    def _plan(self, program: Program, time_ps: int, parent: _Running | None = None) -> None:
-        self._queue.put(time_ps, _Event("program", _Running(program, time_ps, parent)), _HAPPENING)
+    def _begin(self) -> None:
+        """Plans the beginning of programs."""
+        for program in self.programs:
+            if self.config.concurrency is None or program.single:
+                self._plan(program, to_ps(program.arrival_s))
+            else:
+                self._waiting.append(program)
+        for _ in range(min(self.config.concurrency or 0, len(self._waiting))):
+            self._plan(self._waiting.popleft(), 0)
+
+    def _prepare(self) -> None:
+        """Before anything happens."""
+
+    def _plan(self, program: Program, time_ps: int, parent: Running | None = None) -> None:
+        self._queue.put(time_ps, Event("program", Running(program, time_ps, parent)), HAPPENING)
 
     def _plan_tick(self) -> None:
         if self.policy.tick_s is not None:
-            self._queue.put(self._queue.now + to_ps(self.policy.tick_s), _Event("tick"), _TICK)
+            self._queue.put(self._queue.now + to_ps(self.policy.tick_s), Event("tick"), TICK)
 
-    def _happen(self, event: _Event) -> None:
+    def _happen(self, event: Event) -> None:
         now = self._queue.now
-        if event.kind != "tick":
+        if event.kind not in ("tick", "hint_tick"):
             self._last_ps = now
         if event.kind == "end":
             if self._ranks[event.rank].due_ps == now:
@@ -186,7 +221,12 @@ class Simulation:
             rank = self._ranks[event.rank]
             if rank.idle:
                 rank.start(now)
+                for due in rank.take_loads():
+                    self._queue.put(due, Event("loaded", rank=event.rank), HAPPENING)
                 self._watch(event.rank)
+        elif event.kind == "loaded":
+            self._ranks[event.rank].loaded(now)
+            self._look_again(event.rank)
         elif event.kind == "tick":
             self._act(self.policy.tick(to_s(now)))
             if len(self._queue) or now - self._last_ps < to_ps(STALLED_S):
@@ -194,13 +234,13 @@ class Simulation:
         elif event.running is not None and event.kind == "program":
             running = event.running
             program = running.program
-            if running.parent is None:
+            if running.parent is None and not program.single:
                 self.result.last_start_s = to_s(now)
             self._alive[program.name] = running
             arrival = None if running.parent is None else to_s(running.root.started_ps)
-            facts = ProgramFacts(program.name, program.label, program.parent, arrival=arrival)
+            facts = ProgramFacts(program.name, program.label, program.parent, arrival=arrival, single=program.single)
             self.policy.program_arrives(to_s(now), facts)
-            self._ready(running)
+            self._next_turn(running)
         elif event.running is not None and event.kind == "unpin":
             name = event.running.program.name
             if self._pinned.get((name, event.rank)) == now:
@@ -210,26 +250,39 @@ class Simulation:
         elif event.running is not None:
             self._gap_over(event.running)
 
-    def _gap_over(self, running: _Running) -> None:
+    def _gap_over(self, running: Running) -> None:
         """The tool, or a sub-agent, is over; the next turn is ready when all are."""
         running.waits_for -= 1
         if running.waits_for == 0:
-            self._ready(running)
+            self._next_turn(running)
 
-    def _ready(self, running: _Running) -> None:
+    def _next_turn(self, running: Running) -> None:
         now = self._queue.now
         plan = running.program.turns[running.next_turn]
-        turn = _Open(self._turns, running, running.next_turn, plan, now)
+        turn = OpenTurn(self._turns, running, running.next_turn, plan, now)
         self._turns += 1
         running.next_turn += 1
         self._open[turn.number] = turn
-        facts = TurnFacts(turn.number, running.program.name, turn.index, plan.prompt_tokens)
-        self._act(self.policy.turn_ready(to_s(now), facts))
+        self._ready(turn)
+
+    def _ready(self, turn: OpenTurn) -> None:
+        facts = TurnFacts(turn.number, turn.running.program.name, turn.index, turn.plan.prompt_tokens)
+        self._act(self.policy.turn_ready(to_s(self._queue.now), facts))
 
     def _residency(self, number: int) -> list[int]:
+        """As the index answers: the rank's own tiers together."""
+        return [each.total - each.pool for each in self._depths(number)]
+
+    def _loadable(self, number: int) -> list[float] | None:
+        """What the pool has beyond that."""
+        if not self.config.pool_tokens:
+            return None
+        return [float(each.pool) for each in self._depths(number)]
+
+    def _depths(self, number: int) -> list[Depths]:
         turn = self._open[number]
         full = turn.plan.prompt_tokens // self.config.block_size
-        return [rank.reach(turn.plan.chain, full, self._queue.now) for rank in self._ranks]
+        return [rank.depths(turn.plan.chain, full, self._queue.now) for rank in self._ranks]
 
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -241,13 +294,13 @@ class Simulation:
                 self._pin(action)
             elif isinstance(action, Unpin):
                 self._unpin(action.program, action.seat)
-            else:
+            elif isinstance(action, LeaseChange):
                 self._lease(action)
 
     def _admit(self, admission: Admission) -> None:
         now = self._queue.now
         turn = self._ready_turn(admission.turn)
-        if not 0 <= admission.seat < len(self._ranks):
+        if not self._is_there(admission.seat):
             raise PolicyError(f"{admission} at {to_s(now)} s: no such seat")
         overlaps = self._residency(turn.number)
         turn.best_overlap, turn.overlap = max(overlaps), overlaps[admission.seat]
@@ -263,7 +316,10 @@ class Simulation:
         self._ranks[admission.seat].submit(turn.request, now)
         self._look_again(admission.seat)
 
-    def _ready_turn(self, number: int) -> _Open:
+    def _is_there(self, seat: int) -> bool:
+        return 0 <= seat < len(self._ranks)
+
+    def _ready_turn(self, number: int) -> OpenTurn:
         turn = self._open.get(number)
         if turn is None or turn.request is not None:
             raise PolicyError(f"turn {number} at {to_s(self._queue.now)} s: it is not ready")
@@ -288,7 +344,7 @@ class Simulation:
         rank.pin(pin.program, done.chain, tokens, now, priority=running.priority, until_ps=until)
         self._pinned[pin.program, pin.seat] = until
         if until is not None:
-            self._queue.put(until, _Event("unpin", running, pin.seat), _HAPPENING)
+            self._queue.put(until, Event("unpin", running, pin.seat), HAPPENING)
         self._look_again(pin.seat)
 
     def _unpin(self, program: str, seat: int) -> None:
@@ -305,25 +361,28 @@ class Simulation:
         """The rank's queue or memory changed: it may begin, or end what it does earlier."""
         rank = self._ranks[number]
         if rank.idle:
-            self._queue.put(self._queue.now, _Event("start", rank=number), _START)
+            self._queue.put(self._queue.now, Event("start", rank=number), _START)
         else:
             self._watch(number)
 
     def _watch(self, number: int) -> None:
         due = self._ranks[number].due_ps
         if due is not None:
-            self._queue.put(due, _Event("end", rank=number), _END)
+            self._queue.put(due, Event("end", rank=number), _END)
 
     def _end(self, number: int) -> None:
         now = self._queue.now
         outcome = self._ranks[number].finish(now)
-        self._queue.put(now, _Event("start", rank=number), _START)
-        for request in outcome.first_tokens:
-            self._act(self.policy.first_token(to_s(now), request.number))
+        self._queue.put(now, Event("start", rank=number), _START)
+        self._first_tokens(outcome.first_tokens)
         for request in outcome.finished:
             self._finished(self._open.pop(request.number), request)
 
-    def _finished(self, turn: _Open, request: SimRequest) -> None:
+    def _first_tokens(self, requests: Sequence[SimRequest]) -> None:
+        for request in requests:
+            self._act(self.policy.first_token(to_s(self._queue.now), request.number))
+
+    def _finished(self, turn: OpenTurn, request: SimRequest) -> None:
         now = self._queue.now
         running, plan = turn.running, turn.plan
         assert turn.dispatched_ps is not None
@@ -351,10 +410,35 @@ class Simulation:
                 best_overlap_blocks=turn.best_overlap,
             )
         )
-        final = running.next_turn == len(running.program.turns)
-        usage = TurnUsage(
+        final = self._is_final(turn)
+        self._turn_over(turn, self._usage(turn, cached, final=final))
+        self._go_on(turn, final=final)
+
+    def _is_final(self, turn: OpenTurn) -> bool:
+        return turn.running.next_turn == len(turn.running.program.turns)
+
+    def _go_on(self, turn: OpenTurn, *, final: bool) -> None:
+        """What follows a turn that finished."""
+        now, running, plan = self._queue.now, turn.running, turn.plan
+        if final:
+            self._over(running)
+            return
+        running.waits_for = 1 + len(plan.children)
+        for child in plan.children:
+            self._plan(child, now, running)
+        self._queue.put(now + to_ps(plan.gap_s), Event("tool", running), HAPPENING)
+
+    def _turn_over(self, turn: OpenTurn, usage: TurnUsage) -> None:
+        """The policy hears of it."""
+        del turn
+        self._act(self.policy.turn_finished(to_s(self._queue.now), usage))
+
+    def _usage(self, turn: OpenTurn, cached: int, *, final: bool) -> TurnUsage:
+        """What the policy is told of a turn that found ``cached`` tokens."""
+        plan = turn.plan
+        return TurnUsage(
             turn=turn.number,
-            program=running.program.name,
+            program=turn.running.program.name,
             seat=turn.worker,
             prompt_tokens=plan.prompt_tokens,
             cached_tokens=cached if self.config.report_cached else None,
@@ -363,19 +447,11 @@ class Simulation:
             final=final,
             spawned=tuple(child.name for child in plan.children),
         )
-        self._act(self.policy.turn_finished(to_s(now), usage))
-        if final:
-            self._over(running)
-            return
-        running.waits_for = 1 + len(plan.children)
-        for child in plan.children:
-            self._plan(child, now, running)
-        self._queue.put(now + to_ps(plan.gap_s), _Event("tool", running), _HAPPENING)
 
-    def _over(self, running: _Running) -> None:
+    def _over(self, running: Running) -> None:
         now = self._queue.now
         program = running.program
-        root = running.parent is None
+        root = running.parent is None and not program.single
         self.result.programs.append(
             ProgramRow(
                 program=program.name,
@@ -389,14 +465,14 @@ class Simulation:
         )
         self._leave(running)
 
-    def _leave(self, running: _Running) -> None:
+    def _leave(self, running: Running) -> None:
         now = self._queue.now
         del self._alive[running.program.name]
         if running.parent is not None:
             self._gap_over(running.parent)
             return
         self._unfinished -= 1
-        if self._waiting:
+        if self._waiting and not running.program.single:
             self._plan(self._waiting.popleft(), now)
 
 

@@ -7,21 +7,26 @@ cost per range instead of per block. Property tests hold the two side by side.
 Why it can be done: a block is never evicted before the blocks that continue it, so what is resident of a chain is
 always its beginning. Copies are rare; all but the oldest copy of a block lie aside (``spare``) and move up as older
 copies are evicted.
+
+Beyond that core it knows preferences (`SpanCache.prefer`): a free queue for each, of which the least is emptied first.
+A chain is preferred as a whole, and what it forks off with it, so that a beginning still outlives what continues it.
 """
 
 from __future__ import annotations
 
 from load.sim.content import Chain
+from load.sim.preferences import Preferences
 from load.sim.requests import SimRequest
 
 
 class Span:
     """Blocks ``lo`` to ``hi`` of ``chain``, each referenced ``refs`` times; in the free queue when that is 0.
 
-    ``upper``: what was cut off its end, so that whoever holds the whole finds all of it.
+    ``upper``: what was cut off its end, so that whoever holds the whole finds all of it. ``freed``: when it came into
+    the free queue, as a number that grows.
     """
 
-    __slots__ = ("chain", "hi", "lo", "newer", "older", "refs", "upper")
+    __slots__ = ("chain", "freed", "hi", "lo", "newer", "older", "refs", "upper")
 
     def __init__(self, chain: Chain, lo: int, hi: int, refs: int) -> None:
         self.chain = chain
@@ -29,6 +34,7 @@ class Span:
         self.hi = hi
         self.refs = refs
         self.upper: Span | None = None
+        self.freed = 0
         self.older = self
         self.newer = self
 
@@ -83,8 +89,10 @@ class SpanCache:
         self.evicted_blocks = 0
         self._blank = self.usable
         self._residents: dict[Chain, Resident] = {}
-        self._queue = Span(Chain(), 0, 0, 1)
-        """Sentinel of the free queue: ``newer`` is the least recently used span."""
+        self._queues = {0: Span(Chain(), 0, 0, 1)}
+        """Sentinels of the free queues by priority, the least first: ``newer`` is the least recently used span."""
+        self._preferences = Preferences()
+        self._freed = 0
 
     @property
     def used_blocks(self) -> int:
@@ -126,6 +134,57 @@ class SpanCache:
             if blocks < wanted:
                 break
         return blocks
+
+    def reaches(self) -> dict[Chain, int]:
+        """The end, in blocks, of what is resident of each chain that has anything resident."""
+        return {chain: resident.primary[-1].hi for chain, resident in self._residents.items()}
+
+    def prefer(self, chain: Chain, priority: int) -> None:
+        """What is free of ``chain`` is evicted after all of lower ``priority``, and with a positive one what it forks
+        off too; 0 is the usual one. Goes on until the next call (`Preferences`)."""
+        before = {own: self._preferences.of(own) for own, _, _ in chain.path}
+        self._preferences.wish(chain, priority)
+        for own in before:
+            wanted = self._preferences.of(own)
+            if wanted == before[own]:
+                continue
+            if wanted not in self._queues:
+                self._queues = dict(sorted({**self._queues, wanted: Span(Chain(), 0, 0, 1)}.items()))
+            resident = self._residents.get(own)
+            spans = [] if resident is None else [*resident.primary, *resident.spare]
+            for span in sorted((span for span in spans if span.refs == 0), key=lambda span: span.hi, reverse=True):
+                self._unlink(span)
+                self._link_by_age(self._queues[wanted], span)
+
+    def drop(self, chain: Chain) -> int:
+        """What is free of the chain's own part is evicted now, as far as nothing that is in use continues it; how many
+        blocks."""
+        resident = self._residents.get(chain)
+        used = [] if resident is None else [span.hi for span in [*resident.primary, *resident.spare] if span.refs]
+        keep = max(used, default=0)
+        gone = 0
+        while (resident := self._residents.get(chain)) is not None:
+            free = [span for span in [*resident.primary, *resident.spare] if span.refs == 0 and span.lo >= keep]
+            if not free:
+                break
+            span = max(free, key=lambda span: (span.hi, span in resident.spare))
+            end, span.hi = span.hi, span.lo
+            gone += end - span.lo
+            self.evicted_blocks += end - span.lo
+            self._forget(span, end)
+        self._blank += gone
+        return gone
+
+    def take_away(self, count: int) -> int:
+        """At most ``count`` free blocks are somebody else's from now on; how many that were."""
+        taken = min(count, self.free_blocks)
+        self._take(taken)
+        return taken
+
+    def give_back(self, count: int) -> None:
+        """Of those that were taken away, ``count`` are free again."""
+        self._blank += count
+        self.free_blocks += count
 
     def hold(self, chain: Chain, tokens: int) -> SimRequest:
         """Reference what is resident of the first ``tokens`` of ``chain``, until the holder is freed."""
@@ -195,12 +254,16 @@ class SpanCache:
         self._blank -= blank
         count -= blank
         while count:
-            span = self._queue.newer
+            span = self._oldest()
             taken = min(count, span.hi - span.lo)
             span.hi -= taken
             count -= taken
             self.evicted_blocks += taken
             self._forget(span, span.hi + taken)
+
+    def _oldest(self) -> Span:
+        """The least recently used of the least preferred free spans."""
+        return next(queue.newer for queue in self._queues.values() if queue.newer is not queue)
 
     def _forget(self, span: Span, end: int) -> None:
         """The blocks from ``span.hi`` to ``end`` are gone; younger copies of them, if any, move up."""
@@ -246,6 +309,7 @@ class SpanCache:
     def _cut(self, span: Span, at: int) -> Span:
         """Cut ``span`` in two at block ``at``; the upper part, which is evicted first."""
         upper = Span(span.chain, at, span.hi, span.refs)
+        upper.freed = span.freed
         upper.upper = span.upper
         span.upper = upper
         span.hi = at
@@ -306,14 +370,24 @@ class SpanCache:
         if span.refs:
             return
         self.free_blocks += span.hi - span.lo
-        upper = self._queue.older
-        self._link_before(self._queue, span)
-        if upper.chain is span.chain and upper.lo == span.hi and upper is not self._queue:
+        self._freed += 1
+        span.freed = self._freed
+        queue = self._queues[self._preferences.of(span.chain) if self._preferences else 0]
+        upper = queue.older
+        self._link_before(queue, span)
+        if upper.chain is span.chain and upper.lo == span.hi and upper is not queue:
             resident = self._residents[span.chain]
             if not resident.spare:
                 resident.primary.remove(upper)
                 self._unlink(upper)
                 span.hi = upper.hi
+
+    def _link_by_age(self, queue: Span, span: Span) -> None:
+        """Into a free queue, where it would be had it come there when it became free."""
+        newer = queue
+        while newer.older is not queue and newer.older.freed > span.freed:
+            newer = newer.older
+        self._link_before(newer, span)
 
     @staticmethod
     def _link_before(newer: Span, span: Span) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from load.sim.cells import CAP, CLAIRVOYANT, Row, Scenario
-from load.sim.experiment import RIVALS, Outcome, Plan, SeedSet, calibration_of, seed_set
+from load.sim.cells import Row
+from load.sim.experiment import Outcome, calibration_of
+from load.sim.plan import RIVALS, SeedSet, seed_set
+from load.sim.scenarios import CAP, CLAIRVOYANT, Scenario
 
 STEPS = "steps_per_min_steady"
 JCT, P99, SLOWDOWN = "jct_s.mean", "jct_s.p99", "slowdown.max"
@@ -31,17 +33,28 @@ FIGURES = (
     STEPS,
     "prefix_hit_ratio",
     "recompute_ratio",
+    "recomputed_tokens",
+    "loaded_tokens",
+    "loaded_disk_tokens",
+    "loaded_pool_tokens",
     "preemptions",
     "slowdown.mean",
     SLOWDOWN,
     "fairness",
+    "hold_new_s.mean",
     "hold_new_s.max",
     "hold_mid_s.mean",
     "hold_mid_s.max",
+    "hold_beyond_bound_s",
     "wait_mid_s.max",
     "ttft_s.mean",
     "ttft_s.p99",
     "overlap_regret_blocks",
+    "overlap_regret_share",
+    "unfinished",
+    "refused",
+    "aborted",
+    "retried",
     "token_seconds.running",
     "token_seconds.kept",
     "token_seconds.rest",
@@ -117,7 +130,8 @@ RATIOS = (
 
 @dataclass(frozen=True, slots=True)
 class ScenarioSummary:
-    """All policies in one scenario, over seeds of one kind. ``j_over_j50``: the load in units of the knee."""
+    """All policies in one scenario, over seeds of one kind. ``j_over_j50``: the load in units of the knee. ``rows``: by
+    policy and seed."""
 
     scenario: Scenario
     kind: SeedSet
@@ -126,6 +140,7 @@ class ScenarioSummary:
     j_over_j50: float | None
     standings: Mapping[str, Standing]
     ratios: Mapping[str, Paired]
+    rows: Mapping[str, Mapping[int, Row]]
 
 
 def summarize(outcome: Outcome) -> list[ScenarioSummary]:
@@ -155,6 +170,7 @@ def _summary(outcome: Outcome, scenario: Scenario, kind: SeedSet, rows: Sequence
         j_over_j50=None if j50 is None else round(rate / j50, 9),
         standings={policy: _standing(policy, by_seed) for policy, by_seed in policies.items()},
         ratios={name: ratio for name, ratio in ratios.items() if ratio is not None},
+        rows=policies,
     )
 
 
@@ -196,162 +212,29 @@ def _standing(policy: str, by_seed: Mapping[int, Row]) -> Standing:
 
 
 def best_rival(policies: Mapping[str, Mapping[int, Row]], figure: str) -> str | None:
-    """Of the published policies that ran, that with the best mean over the seeds."""
-    ran = [policy for policy in RIVALS if policies.get(policy)]
-    return min(ran, key=lambda policy: (_cost(policies[policy].values(), figure), policy)) if ran else None
+    """Of the published policies that ran, that with the best mean over the seeds that all of them ran (of an
+    interrupted run; where there is no such seed, each over its own)."""
+    ran = {policy: policies[policy] for policy in RIVALS if policies.get(policy)}
+    seeds = set.intersection(*(set(rows) for rows in ran.values())) if ran else set()
+
+    def cost(policy: str) -> float:
+        return _cost([row for seed, row in ran[policy].items() if seed in seeds or not seeds], figure)
+
+    return min(ran, key=lambda policy: (cost(policy), policy), default=None)
 
 
 def pair(policies: Mapping[str, Mapping[int, Row]], over: str, under: str, figure: str) -> Paired | None:
     """The ratio by seed, of seeds that both ran; ``None`` where there are none."""
     resolved = [best_rival(policies, figure) if policy == BEST_RIVAL else policy for policy in (over, under)]
     first, second = (policies.get(policy, {}) if policy is not None else {} for policy in resolved)
-    ratios = {
-        seed: round(value(first[seed], figure) / value(second[seed], figure), 9)
-        for seed in first
-        if seed in second and value(second[seed], figure)
-    }
+    ratios = pair_rows(first, second, figure)
     return Paired(str(resolved[0]), str(resolved[1]), figure, ratios) if ratios else None
 
 
-# The headline
-
-
-def headline(plan: Plan, summaries: Sequence[ScenarioSummary]) -> dict[str, object]:
-    """One flat object: of held-out seeds where there are any. A key is null where nobody ran what it compares.
-
-    Past the knee is the highest load that is (or whose knee is not known), below it the lowest that is; the closed loop
-    is the one with the most programs. Figures are of the plan's first workload, ``workloads`` has each;
-    ``below_knee_ratio_commit_over_kv`` and the longest holds are the worst of all workloads.
-    """
-    first = [each for each in summaries if each.kind == summaries[0].kind] if summaries else []
-    past, below, closed = chosen(first)
-    keys = [each.name for each in RATIOS if each.name != "jct_ratio_commit_over_kv"]
-    workloads = {
-        name: _workload_figures(past.get(name), below.get(name), closed.get(name), flatness(first, name))
-        for name in _names(first)
+def pair_rows(over: Mapping[int, Row], under: Mapping[int, Row], figure: str) -> dict[int, float]:
+    """The ratio by seed, of seeds that both have."""
+    return {
+        seed: round(value(over[seed], figure) / value(under[seed], figure), 9)
+        for seed in over
+        if seed in under and value(under[seed], figure)
     }
-    reference = next(iter(workloads), None)
-    figures: dict[str, object] = {
-        "preset": plan.name,
-        "seeds_are": first[0].kind if first else None,
-        "seeds": list(first[0].seeds) if first else [],
-        "programs": plan.programs,
-        "workload": reference,
-        "past_knee": past[reference].scenario.name if reference in past else None,
-    }
-    figures.update(dict.fromkeys(keys))
-    figures.update({"below_knee_ratio_commit_over_kv": None, "recompute_commit": None})
-    for share in ("queue_share", "queue_share_mid"):
-        figures.update({f"{share}_kv": None, f"{share}_commit": None})
-    if reference is not None:
-        figures.update(workloads[reference])
-    worst = [
-        each.ratios[name].spread.mean for each in below.values() if (name := "jct_ratio_commit_over_kv") in each.ratios
-    ]
-    figures["below_knee_ratio_commit_over_kv"] = max(worst, default=None)
-    for policy in ("commit", "thunderagent"):
-        held = [
-            each.standings[policy].figures["hold_mid_s.max"].most for each in past.values() if policy in each.standings
-        ]
-        figures[f"max_hold_s_{policy}"] = max(held, default=None)
-    figures["turns"] = turns(first)
-    figures["throughput_by_concurrency"] = throughput(first)
-    figures["workloads"] = workloads
-    return figures
-
-
-def chosen(
-    summaries: Sequence[ScenarioSummary],
-) -> tuple[dict[str, ScenarioSummary], dict[str, ScenarioSummary], dict[str, ScenarioSummary]]:
-    """By workload, on the first fleet: past the knee, below it, closed loop."""
-    past: dict[str, ScenarioSummary] = {}
-    below: dict[str, ScenarioSummary] = {}
-    closed: dict[str, ScenarioSummary] = {}
-    for each in _first_fleet(summaries):
-        name = each.scenario.workload
-        if each.scenario.concurrency is not None:
-            if name not in closed or each.scenario.concurrency > (closed[name].scenario.concurrency or 0):
-                closed[name] = each
-        elif each.scenario.turn_multiplier == 1:
-            if each.j_over_j50 is not None and each.j_over_j50 < 1:
-                if name not in below or each.rate_per_s < below[name].rate_per_s:
-                    below[name] = each
-            elif name not in past or each.rate_per_s > past[name].rate_per_s:
-                past[name] = each
-    return past, below, closed
-
-
-def _first_fleet(summaries: Sequence[ScenarioSummary]) -> list[ScenarioSummary]:
-    return [each for each in summaries if each.scenario.fleet == summaries[0].scenario.fleet]
-
-
-def _names(summaries: Sequence[ScenarioSummary]) -> list[str]:
-    return list(dict.fromkeys(each.scenario.workload for each in summaries))
-
-
-def _workload_figures(
-    past: ScenarioSummary | None,
-    below: ScenarioSummary | None,
-    closed: ScenarioSummary | None,
-    flat: float | None,
-) -> dict[str, object]:
-    figures: dict[str, object] = {}
-    for summary in (past, closed):
-        for name, ratio in summary.ratios.items() if summary is not None else ():
-            if name == "jct_ratio_commit_over_kv":
-                continue
-            spread = ratio.spread
-            figures[name] = spread.mean
-            figures[f"{name}_median"] = spread.median
-            figures[f"{name}_range"] = [spread.least, spread.most]
-            if "best_rival" in name:
-                figures[f"{name}_rival"] = ratio.over if ratio.over != "commit" else ratio.under
-    if flat is not None:
-        figures["throughput_flatness_commit"] = flat
-    if below is not None and "jct_ratio_commit_over_kv" in below.ratios:
-        figures["below_knee_ratio_commit_over_kv"] = below.ratios["jct_ratio_commit_over_kv"].spread.mean
-    if past is not None:
-        figures["load_over_j50"] = past.j_over_j50
-        for policy in ("kv", "commit"):
-            if policy in past.standings:
-                standing = past.standings[policy].figures
-                figures[f"queue_share_{policy}"] = standing["queue_share"].mean
-                figures[f"queue_share_mid_{policy}"] = standing["queue_share_mid"].mean
-                figures[f"recompute_{policy}"] = standing["recompute_ratio"].mean
-                figures[f"prefix_hit_ratio_{policy}"] = standing["prefix_hit_ratio"].mean
-    return figures
-
-
-def turns(summaries: Sequence[ScenarioSummary]) -> dict[str, dict[str, float]]:
-    """By workload and turn multiplier: ``kv`` over ``commit`` at one load, where more than one multiplier ran."""
-    found: dict[str, dict[str, float]] = {}
-    several = {each.scenario.load for each in summaries if each.scenario.turn_multiplier > 1}
-    for each in _first_fleet(summaries):
-        ratio = each.ratios.get("jct_ratio_kv_over_commit")
-        if ratio is not None and each.scenario.load in several:
-            of_workload = found.setdefault(each.scenario.workload, {})
-            of_workload[str(each.scenario.turn_multiplier)] = ratio.spread.mean
-    return {name: values for name, values in found.items() if len(values) > 1}
-
-
-def throughput(summaries: Sequence[ScenarioSummary]) -> dict[str, dict[str, dict[str, float]]]:
-    """Steps a minute by workload, policy and concurrency."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for each in _first_fleet(summaries):
-        if each.scenario.concurrency is not None:
-            for policy, standing in each.standings.items():
-                by_concurrency = found.setdefault(each.scenario.workload, {}).setdefault(policy, {})
-                by_concurrency[str(each.scenario.concurrency)] = standing.figures[STEPS].mean
-    return found
-
-
-def flatness(summaries: Sequence[ScenarioSummary], workload: str) -> float | None:
-    """Least over most steps a minute of ``commit`` over concurrencies that memory does not hold at once: those above
-    the best cap, where that is known. ``None`` of fewer than two."""
-    steps = []
-    for each in _first_fleet(summaries):
-        if each.scenario.workload == workload and each.scenario.concurrency and "commit" in each.standings:
-            bound = each.standings.get(CAP)
-            if bound is None or bound.cap is None or each.scenario.concurrency > bound.cap:
-                steps.append(each.standings["commit"].figures[STEPS].mean)
-    return round(min(steps) / max(steps), 9) if len(steps) > 1 and max(steps) else None

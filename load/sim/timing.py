@@ -46,10 +46,11 @@ class DecodeRun(Protocol):
 
 
 class Timing(Protocol):
-    """Time of iterations. ``kv_tokens``: KV capacity of a rank that they hold for. ``longest_run``: iterations that a
-    run may have (a bound of work, not of behaviour)."""
+    """Time of iterations. ``kv_tokens``: KV capacity of a rank that they hold for; ``kv_bytes``: of one token, on each
+    GPU. ``longest_run``: iterations that a run may have (a bound of work, not of behaviour)."""
 
     kv_tokens: int
+    kv_bytes: int
     longest_run: int
 
     def step(self, work: Work) -> int:
@@ -88,6 +89,7 @@ class LinearTiming:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.kv_tokens = profile.kv_tokens
+        self.kv_bytes = profile.kv_bytes
         self._floor = round(profile.floor_ms * PS_PER_MS)
         self._base = round(profile.base_ms * PS_PER_MS)
         self._per_token = round(profile.per_token_ms * PS_PER_MS)
@@ -131,6 +133,7 @@ class PeerTiming:
     """
 
     longest_run = 256
+    kv_bytes = 128 * 1024
 
     def __init__(self, kv_tokens: int) -> None:
         self.kv_tokens = kv_tokens

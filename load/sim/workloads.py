@@ -83,6 +83,10 @@ class Shape:
     output_sigma: float = 0.6
     spawns: int = 0
     """Gaps at which it starts sub-agents."""
+    forks: bool = False
+    """They begin with its context, instead of with a prompt of their own."""
+    group: int = 1
+    """So many programs, one after another, begin with the same ``shared_tokens``; 1: all of the class do."""
 
 
 def _normal(mean: float, sd: float) -> Callable[[random.Random], float]:
@@ -106,6 +110,7 @@ def _per_turn(tokens: int) -> Callable[[random.Random, int], float]:
     return lambda _, turns: tokens * turns
 
 
+_rollout_final = _lognormal(20_000, 0.5)
 _bfcl_final = _lognormal(93_256 * 0.4, 68_687 / 93_256)
 SWE = Shape(label="swe", turns=_normal(10.9, 2.1), final=_final(70_126, 19_732))
 BFCL = Shape(label="bfcl", turns=_normal(6.3, 2.3), final=lambda source, _: _bfcl_final(source), tools=BFCL_TOOLS)
@@ -115,6 +120,7 @@ LOGNORMAL = Shape(label="lognormal", turns=_lognormal(10.9, 1.5), final=_per_tur
 PARETO = Shape(label="pareto", turns=_pareto(10.9, 1.5), final=_per_turn(5_500))
 MAIN = Shape(label="main", turns=_normal(9, 1.5), final=_final(60_000, 9_000), spawns=2)
 SUB = Shape(label="sub", turns=_normal(4, 0.8), final=_final(24_000, 4_800))
+FORKING = replace(MAIN, forks=True)  # ours: sub-agents that are told everything, as branches of one conversation
 SLOW = replace(SWE, label="slow", tools=SLOW_TOOLS)
 OPENHANDS = Shape(  # ours: longer sessions behind a long common prompt, with the published tools of coding agents
     label="openhands",
@@ -125,6 +131,18 @@ OPENHANDS = Shape(  # ours: longer sessions behind a long common prompt, with th
 )
 TWO_MODE = replace(SWE, label="two-mode", tools=TWO_MODES)
 
+ROLLOUT = Shape(  # ours: eight attempts at each task of an RL batch, which think long and run their code
+    label="rollout",
+    turns=_normal(6, 2),
+    final=lambda source, _: _rollout_final(source),
+    tools=(Tool("python", 0.8, 0.7, 1.0), Tool("tests", 0.2, 3.4, 1.1)),
+    first_tokens=2_500,
+    shared_tokens=2_432,
+    output_tokens=700,
+    output_sigma=0.8,
+    group=8,
+)
+
 MIXES: dict[str, tuple[tuple[float, Shape], ...]] = {
     "swe": ((1.0, SWE),),
     "bfcl": ((1.0, BFCL),),
@@ -133,10 +151,12 @@ MIXES: dict[str, tuple[tuple[float, Shape], ...]] = {
     "lognormal": ((1.0, LOGNORMAL),),
     "pareto": ((1.0, PARETO),),
     "tree": ((1.0, MAIN),),
+    "forks": ((1.0, FORKING),),
     "slow": ((1.0, SLOW),),
     "openhands": ((1.0, OPENHANDS),),
     "regime": ((1.0, SWE),),
     "two-mode": ((1.0, TWO_MODE),),
+    "rollout": ((1.0, ROLLOUT),),
 }
 """Workloads by name. ``regime``: from half of the programs on, every tool takes ten times as long."""
 
@@ -169,7 +189,7 @@ def generate(
         if shared_tokens is not None:
             shape = replace(shape, shared_tokens=shared_tokens)
         slower = REGIME_FACTOR if name == "regime" and number >= count // 2 else 1.0
-        maker = _Maker(source, shared, turn_multiplier, slower)
+        maker = _Maker(source, shared, turn_multiplier, slower, number)
         programs.append(maker.program(shape, f"{name}-{number}", time_s))
     return programs
 
@@ -182,20 +202,32 @@ class _Maker:
     shared: dict[str, Chain]
     multiplier: int
     slower: float
+    number: int = 0
 
-    def program(self, shape: Shape, name: str, arrival_s: float, parent: str | None = None) -> Program:
-        contexts = self._contexts(shape)
+    def program(
+        self,
+        shape: Shape,
+        name: str,
+        arrival_s: float,
+        parent: str | None = None,
+        context: tuple[Chain, int] | None = None,
+    ) -> Program:
+        """``context``: the chain and the tokens that it begins with, where those are its parent's."""
+        inherited = 0 if context is None else context[1]
+        contexts = [(inherited + prompt, output) for prompt, output in self._contexts(shape)]
         spawn_at = set(self.source.sample(range(len(contexts) - 1), min(shape.spawns, len(contexts) - 1)))
         common = shape.shared_tokens // BLOCK * BLOCK
-        chain = self._chain(shape.label, common)
+        group = f"{shape.label}/{self.number // shape.group}" if shape.group > 1 else shape.label
+        chain = self._chain(group, common) if context is None else Chain(context[0], inherited // BLOCK)
         turns: list[Turn] = []
-        known = common
+        known = common + inherited
         for index, (prompt, output) in enumerate(contexts):
             last = index == len(contexts) - 1
             children: tuple[Program, ...] = ()
             if index in spawn_at:
                 number = self.source.randint(2, 4)
-                children = tuple(self.program(SUB, f"{name}.{index}.{each}", 0.0, name) for each in range(number))
+                told = (chain, (prompt + output - 1) // BLOCK * BLOCK) if shape.forks else None
+                children = tuple(self.program(SUB, f"{name}.{index}.{each}", 0.0, name, told) for each in range(number))
             tool = self.source.choices(shape.tools, [tool.weight for tool in shape.tools])[0]
             gap_s = tool.draw(self.source) * self.slower
             turns.append(
@@ -212,10 +244,10 @@ class _Maker:
             known = prompt + output - 1
         return Program(name, shape.label, arrival_s, tuple(turns), parent)
 
-    def _chain(self, label: str, common: int) -> Chain:
+    def _chain(self, group: str, common: int) -> Chain:
         if not common:
             return Chain()
-        return Chain(self.shared.setdefault(label, Chain()), common // BLOCK)
+        return Chain(self.shared.setdefault(group, Chain()), common // BLOCK)
 
     def _contexts(self, shape: Shape) -> list[tuple[int, int]]:
         """Prompt and output tokens of each turn: increments by exponential weights + 0.3 (§1.10)."""

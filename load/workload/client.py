@@ -8,40 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
+from load.workload.results import RequestResult
 from load.workload.sessions import SessionPlan, WorkloadPlan
-
-
-@dataclass(frozen=True, slots=True)
-class RequestResult:
-    """What the client saw of one request. Tokens as the answer's usage says; times in ms.
-
-    ``request_id``: the front door's id from its answer's headers. ``error``: what failed, ``timeout`` for a request
-    that hung.
-    """
-
-    session_id: str
-    turn: int
-    request_id: str | None = None
-    error: str | None = None
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    ttft_ms: float | None = None
-    total_ms: float = 0.0
-
-    @property
-    def failed(self) -> bool:
-        return self.error is not None
-
-    @property
-    def hung(self) -> bool:
-        return self.error is not None and self.error.startswith("timeout")
-
 
 Progress = Callable[[RequestResult], None]
 

@@ -113,8 +113,8 @@ def plan(shape: WorkloadShape, seed: int = 1, run_id: str = "demo") -> WorkloadP
     if shape.sub_agents > shape.sessions:
         raise ValueError("at most one sub-agent a session")
     sessions: list[SessionPlan] = []
-    prompts = {f"app-{number}": _words(seed, f"app-{number}", shape.system_words) for number in range(shape.apps)}
-    prompts["sub-agent"] = _words(seed, "sub-agent", shape.system_words)
+    prompts = {f"app-{number}": words(seed, f"app-{number}", shape.system_words) for number in range(shape.apps)}
+    prompts["sub-agent"] = words(seed, "sub-agent", shape.system_words)
     for number in range(shape.sessions):
         session_id = f"{run_id}:session-{number:02d}"
         app = f"app-{number % shape.apps}"
@@ -137,10 +137,11 @@ def plan(shape: WorkloadShape, seed: int = 1, run_id: str = "demo") -> WorkloadP
 def _turn(shape: WorkloadShape, seed: int, session_id: str, turn: int, joins: tuple[str, ...]) -> Turn:
     source = random.Random(f"{seed}/{session_id.partition(':')[2]}/{turn}")
     gap_s = 0.0 if turn == 0 else source.uniform(*shape.gap_s)
-    text = f"Step {turn + 1} of {session_id}. " + _words(seed, f"{session_id}/{turn}", shape.turn_words)
+    text = f"Step {turn + 1} of {session_id}. " + words(seed, f"{session_id}/{turn}", shape.turn_words)
     return Turn(text=text, max_tokens=shape.max_tokens, gap_s=gap_s, joins=joins)
 
 
-def _words(seed: int, key: str, count: int) -> str:
+def words(seed: int, key: str, count: int) -> str:
+    """``count`` words of the vocabulary, the same for the same seed and key; 1.35 tokens each."""
     source = random.Random(f"{seed}/{key}")
     return " ".join(source.choices(_VOCABULARY.split(), k=count))

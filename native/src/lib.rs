@@ -12,6 +12,8 @@ mod hashing;
 mod index;
 mod media;
 mod msgpack;
+mod pool;
+mod pool_index;
 mod prefix_index;
 mod results;
 mod steps;
@@ -34,6 +36,8 @@ mod _native {
     use super::arguments::{DETACH_BYTES, multimodal, text_bytes, with_bytes};
     #[pymodule_export]
     use super::batches::{Batch, Cleared, Removed, Stored, decode_batch};
+    #[pymodule_export]
+    use super::pool_index::{PoolDumpSteps, PoolIndex, PoolLoadSteps, page_hashes, parse_key};
     #[pymodule_export]
     use super::prefix_index::PrefixIndex;
     #[pymodule_export]

@@ -61,6 +61,25 @@ const SHORT: [Short; 256] = {
     table
 };
 
+/// Bytes of a value without members, by its first byte; 0: it has some, or says its length itself.
+const WHOLE: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut first = 0;
+    while first < 0x100 {
+        table[first] = match first {
+            0x00..=0x80 | 0x90 | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => 1,
+            0xa0..=0xbf => (first & 0x1f) as u8 + 1,
+            0xcc | 0xd0 => 2,
+            0xcd | 0xd1 => 3,
+            0xca | 0xce | 0xd2 => 5,
+            0xcb | 0xcf | 0xd3 => 9,
+            _ => 0,
+        };
+        first += 1;
+    }
+    table
+};
+
 #[derive(Clone, Copy)]
 pub struct Reader<'a> {
     data: &'a [u8],
@@ -190,7 +209,13 @@ impl<'a> Reader<'a> {
     }
 
     /// Pass over one value, its structure checked, its texts not.
+    #[inline]
     pub fn skip(&mut self) -> Read<()> {
+        let whole = usize::from(WHOLE[usize::from(self.peek()?)]);
+        if whole > 0 && whole <= self.left() {
+            self.at += whole;
+            return Ok(());
+        }
         self.skip_within(MAX_DEPTH)
     }
 
@@ -213,7 +238,13 @@ impl<'a> Reader<'a> {
     }
 
     /// The key of a field: a text, perhaps not UTF-8.
+    #[inline]
     pub fn key(&mut self) -> Read<&'a [u8]> {
+        let first = self.peek()?;
+        if first & 0xe0 == 0xa0 {
+            self.at += 1;
+            return self.take((first & 0x1f).into());
+        }
         if let Head::Str(key) = self.head()? { Ok(key) } else { Err(Unreadable) }
     }
 
@@ -221,7 +252,12 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.key()?).map_err(|_| Unreadable)
     }
 
+    #[inline]
     pub fn optional_text(&mut self) -> Read<Option<&'a str>> {
+        if self.peek()? == 0xc0 {
+            self.at += 1;
+            return Ok(None);
+        }
         match self.head()? {
             Head::Nil => Ok(None),
             Head::Str(text) => std::str::from_utf8(text).map(Some).map_err(|_| Unreadable),

@@ -13,7 +13,7 @@ use crate::arguments::{DETACH_BYTES, with_bytes};
 use crate::batches::Batch;
 use crate::converting::read_batch;
 use crate::events::{self, Event};
-use crate::index::{Applied, Bounds, Given, Index, Limits, Rank, copies_in};
+use crate::index::{Applied, Bounds, Given, Index, Limits, Rank, Residency, copies_in};
 use crate::results::{ApplyResult, IndexStats, Matches};
 use crate::steps::{DiscardSteps, DumpSteps, PrepareSteps, PreparedRanks};
 use crate::{BadBatchError, HashesError};
@@ -67,7 +67,8 @@ impl PrefixIndex {
             None => py.import("kvcore.index")?.getattr("IndexLimits")?.call0()?,
         };
         let group = Bounds { held: bound(&limits, "max_held")?, remembered: bound(&limits, "max_remembered")? };
-        let index = Index::new(Limits { blocks: bound(&limits, "max_blocks")?, group });
+        let (blocks, links) = (bound(&limits, "max_blocks")?, bound(&limits, "links")?);
+        let index = Index::new(Limits { blocks, links, group });
         Ok(Self { shared: Arc::new(Shared(RwLock::new(index))), limits: limits.unbind() })
     }
 
@@ -170,6 +171,40 @@ impl PrefixIndex {
             let index = self.shared.read();
             Matches::new(index.owners.clone(), index.matches(chain))
         })
+    }
+
+    /// From now on keep the engine hashes of so many blocks.
+    fn keep_links(&self, limit: i64) {
+        self.shared.write().masks.keep_links(usize::try_from(limit).unwrap_or(0));
+    }
+
+    /// Engine hash of every block of `chain`, as last told; 0 where it is not known. Both u64 little-endian.
+    fn engine_hashes<'py>(&self, py: Python<'py>, chain: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+        let mut hashes = u64s(py, chain)?;
+        {
+            let index = self.shared.read();
+            let links = index.masks.links.as_ref();
+            for own in &mut hashes {
+                *own = links.map_or(0, |links| links.engine(*own));
+            }
+        }
+        let packed: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        Ok(PyBytes::new(py, &packed))
+    }
+
+    /// Chain hash of every block that the rank knows by these engine hashes, u64 little-endian; 0 where it knows none.
+    fn own_hashes<'py>(&self, py: Python<'py>, worker: &str, rank: i64, hashes: Vec<u64>) -> Bound<'py, PyBytes> {
+        let packed: Vec<u8> = {
+            let index = self.shared.read();
+            let groups = index.rank(worker, rank).map_or(&[][..], |rank| &rank.groups);
+            let own = |engine: u64| {
+                let known =
+                    |(_, group): &(i128, Residency)| group.blocks.get(engine).and_then(|block| group.blocks.own(block));
+                groups.iter().find_map(known).unwrap_or(0)
+            };
+            hashes.into_iter().flat_map(|engine| own(engine).to_le_bytes()).collect()
+        };
+        PyBytes::new(py, &packed)
     }
 
     /// Every (worker, rank) that was applied to, loaded or cleared, and not removed.

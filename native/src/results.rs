@@ -193,12 +193,12 @@ impl MatchIterator {
 #[pyclass(frozen, module = "tidegate_kvcore")]
 pub struct IndexStats(pub Stats);
 
-const STATS: [&str; 8] = ["ranks", "resident", "unique", "known", "held", "evicted", "dropped", "holed"];
+const STATS: [&str; 9] = ["ranks", "resident", "unique", "known", "held", "evicted", "dropped", "holed", "links"];
 
 impl IndexStats {
-    fn values(&self) -> [usize; 8] {
-        let Stats { ranks, resident, unique, known, held, evicted, dropped, holed } = self.0;
-        [ranks, resident, unique, known, held, evicted, dropped, holed]
+    fn values(&self) -> [usize; 9] {
+        let Stats { ranks, resident, unique, known, held, evicted, dropped, holed, links } = self.0;
+        [ranks, resident, unique, known, held, evicted, dropped, holed, links]
     }
 }
 
@@ -242,6 +242,11 @@ impl IndexStats {
     #[getter]
     fn holed(&self) -> usize {
         self.0.holed
+    }
+
+    #[getter]
+    fn links(&self) -> usize {
+        self.0.links
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {

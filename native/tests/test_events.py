@@ -66,9 +66,11 @@ TEXTS = st.text(max_size=6) | st.sampled_from(["", "a", "GPU", "full_attention",
 SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(width=32) | st.floats() | TEXTS | st.binary(max_size=9)
 EXT = st.builds(msgspec.msgpack.Ext, st.integers(-128, 127).filter(lambda code: code != -1), st.binary(max_size=18))
 KEYS = st.booleans() | st.integers(-1, 2) | st.sampled_from([0.0, 1.0, 1.5, -0.0]) | TEXTS | st.binary(max_size=3)
+# No st.dictionaries: inside of st.recursive Hypothesis 6.170 may draw their unique keys otherwise the second time,
+# and fails with FlakyStrategyDefinition.
 VALUES = st.recursive(
     SCALARS | EXT | st.datetimes(timezones=st.just(UTC)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.lists(st.tuples(KEYS, inner), max_size=4).map(dict),
     max_leaves=8,
 )
 HASHES = st.lists(INTEGERS | st.binary(max_size=33), max_size=4)
@@ -136,7 +138,7 @@ def encode(value: Any) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(made_events(), min_size=1, max_size=4))
 def test_made_up_events(events: list[bytes]) -> None:
     """Any mixture of arrays and maps, with any field of any type, is read alike and counted by the same reasons."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import Enum
 
 from schemas.admit import AdmitRequest
+from schemas.decision import PolicyAsk, PolicyAsked
+from services.admission.consulting import NO_VERDICT, Consultation, Verdict, summary
+from services.admission.outcomes import Let
 from services.admission.placement import IndexView
-from services.admission.scheduled import Let
 
 
 class Stage(Enum):
@@ -28,6 +31,10 @@ class Ask:
     an earlier one is recognised. Times are Unix seconds; ``held_since`` is ``None`` while it is not in line.
     ``builtin``: whose choice it is. ``let``: where the scheduling policy has sent it. ``viewed_at``: when ``index``
     was said.
+
+    ``consultation``: the last one of users' policies, ``verdict`` what it came to, ``times`` how often each was asked.
+    ``held_until``: a user's policy keeps it in line till then. ``held_before``: why it was held before the scheduling
+    policy knew it. ``pause_at``: when waiting with it pauses its session, or may.
     """
 
     request: AdmitRequest
@@ -46,3 +53,14 @@ class Ask:
     builtin: str = "kv"
     let: Let | None = None
     viewed_at: float = 0.0
+    consultation: Consultation | None = None
+    verdict: Verdict = NO_VERDICT
+    times: Counter[tuple[str, PolicyAsk]] = field(default_factory=Counter)
+    held_until: float = 0.0
+    held_before: str | None = None
+    pause_at: float = 0.0
+
+    @property
+    def policies(self) -> tuple[PolicyAsked, ...]:
+        """Users' policies that were asked about it, and what became of that."""
+        return summary(self.consultation, self.times) if self.consultation is not None else ()

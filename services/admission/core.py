@@ -14,6 +14,7 @@ from services.admission.events import (
     Accepted,
     AdmitAsked,
     AdmitCancelled,
+    CalibrationTold,
     Decided,
     Dispatched,
     Ended,
@@ -21,17 +22,22 @@ from services.admission.events import (
     FirstToken,
     IngressStated,
     LeadershipChanged,
+    LearnedRead,
+    LearnedUnwritten,
     MatchAnswered,
     MatchFailed,
+    PauseHeard,
     PolicyAnswered,
     PolicyFailed,
     Tick,
+    ToolTold,
     WorkerStated,
 )
 from services.admission.facts import FactWriter
 from services.admission.follow import Follower
-from services.admission.placement import Choose
+from services.admission.remembered import Stored
 from services.admission.requests import RequestRecord
+from services.admission.scoring import Choose
 from services.admission.state import AdmissionState
 
 SWEEP_S = 1.0
@@ -103,8 +109,38 @@ class Core:
                 return self._cancelled(event, now)
             case LeadershipChanged(epoch):
                 return self._leadership(epoch, now)
+            case PauseHeard(fact):
+                return self.deciding.pauses.heard(fact, now)
+            case ToolTold() | LearnedRead() | LearnedUnwritten() | CalibrationTold():
+                return self._told(event)
             case Tick(connected):
                 return self._tick(connected, now)
+
+    def _told(self, event: ToolTold | LearnedRead | LearnedUnwritten | CalibrationTold) -> list[Effect]:
+        """What only a scheduling policy wants to know."""
+        scheduled = self.state.scheduled
+        if scheduled is None:
+            return []
+        match event:
+            case ToolTold(fact):
+                scheduled.tool_event(fact)
+            case LearnedRead(values):
+                scheduled.read_learned(values)
+            case LearnedUnwritten(key):
+                scheduled.remembered.unwritten(key)
+            case CalibrationTold(key, payload):
+                scheduled.calibrated(key, payload)
+        return []
+
+    def stored_at_stop(self, now: float) -> list[Stored]:
+        """What the process has learned and not stored yet, if it is the leader."""
+        scheduled = self.state.scheduled
+        if scheduled is None or not self.leading:
+            return []
+        found: list[Stored] = []
+        while due := scheduled.remembered.due(scheduled.pools.values(), now, every_s=0.0):
+            found += due
+        return found
 
     def _asked(self, request: AdmitRequest, reply_to: str, now: float) -> list[Effect]:
         if not self.leading:
@@ -119,6 +155,7 @@ class Core:
         )  # fmt: skip
         if record is None:
             return [self.deciding.refuse(request, reply_to, "request_over")]
+        record.digest = request.digest
         if requests.is_cancelled(request.request_id):
             return [self.deciding.refuse(request, reply_to, "cancelled")]
         return self.deciding.asked(request, reply_to, record, now)
@@ -140,7 +177,9 @@ class Core:
             return []
         self.deciding.drop_all()
         self.state.facts = None if epoch is None else FactWriter(self._instance, epoch)
-        return []
+        if self.state.scheduled is not None:
+            self.state.scheduled.epoch = epoch
+        return self.deciding.pauses.lead(now) if epoch is not None else []
 
     def _tick(self, connected: bool, now: float) -> list[Effect]:
         if not connected or not self._connected or now - self._ticked > DEAF_S:
@@ -162,4 +201,7 @@ class Core:
         effects += state.tell_sessions(state.sessions.expire(now - state.settings.session_idle_s), now)
         state.requests.sweep(now)
         state.ledger.forget_idle(lambda worker: state.fleet.get(worker) is not None)
+        if state.scheduled is not None and self.leading:
+            every_s, pools = state.settings.store_learned_s, state.scheduled.pools.values()
+            effects += state.scheduled.remembered.due(pools, now, every_s=every_s)
         return effects

@@ -2,7 +2,8 @@
 
 Source: spec index-and-routing §4.1 with its two corrections (§9): each position of the prompt counts once, at its best
 tier (the index answers that way), and pages of the shared pool count only in the run that continues the rank's own
-reachable prefix. Where the index is blind, what the session left on its previous worker stands in (``affinity``).
+reachable prefix, by how sure they are (docs/adr/0015). Where the index is blind, what the session left on its previous
+worker stands in (``affinity``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class CostWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``overlap_score_credit`` c, ``overlap_score_credit_decay`` decay, ``prefill_load_scale`` s,
     ``host_cache_hit_weight`` wh, ``disk_cache_hit_weight`` wd (disk and external), ``shared_cache_multiplier`` m,
-    ``decode_active_request_weight`` a.
+    ``decode_active_request_weight`` a. Ours: ``shared_unsure_multiplier``, what m is multiplied by while the picture of
+    the pool is not `synced` (of a `blind` one nothing counts).
     """
 
     overlap_score_credit: float = 1.0
@@ -29,6 +31,7 @@ class CostWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
     shared_cache_multiplier: float = 0.5
+    shared_unsure_multiplier: float = 0.5
     decode_active_request_weight: float = 0.0
 
     def __post_init__(self) -> None:
@@ -64,14 +67,31 @@ class Prompt:
         return self.input_tokens // self.block_size
 
 
-def shared_run(shared: tuple[tuple[int, int], ...], reach: int) -> int:
-    """Pages of the shared pool in the run that continues a reach of ``reach`` blocks without a hole."""
-    end = reach
-    for first, last in sorted(shared):
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of positions in a prompt."""
+
+
+def joined(ranges: Ranges) -> Ranges:
+    """The same positions in order, with a hole between any two ranges."""
+    if len(ranges) < 2:
+        return ranges
+    result = [sorted(ranges)[0]]
+    for first, last in sorted(ranges):
+        before, end = result[-1]
         if first > end:
-            break
-        end = max(end, last)
-    return end - reach
+            result.append((first, last))
+        else:
+            result[-1] = (before, max(end, last))
+    return tuple(result)
+
+
+def shared_run(shared: Ranges, reach: int) -> int:
+    """Pages of the shared pool in the run that continues a reach of ``reach`` blocks without a hole. ``shared``: as
+    `joined` gives them."""
+    for first, last in shared:
+        if last > reach:
+            return last - reach if first <= reach else 0
+    return 0
 
 
 class Pricing:
@@ -84,6 +104,8 @@ class Pricing:
         delta    = 1 / (1 + decay * ((prefill_tokens - least_prefill_tokens) / B) / R)
         credit   = c*delta*device + wh*host + wd*(disk + external) + m*shared + c*delta*affinity
         cost     = s * max(0, prefill - credit) + decode + a * requests
+
+    ``shared``: pages beyond the rank's own reach, in blocks, each as much as it is sure (`shared_run`).
     """
 
     __slots__ = (
@@ -115,7 +137,7 @@ class Pricing:
         self._full_blocks = prompt.full_blocks
         self._least = least_prefill_tokens
 
-    def total(self, load: Load, blocks: TierBlocks, shared_blocks: int, affinity_blocks: int) -> float:
+    def total(self, load: Load, blocks: TierBlocks, shared_blocks: float, affinity_blocks: int) -> float:
         """The cost in blocks. ``affinity_blocks`` stands in for ``blocks`` where the index is blind."""
         prefill = (load.prefill_tokens + self._input_tokens) / self._size
         near = self._near_of(load) if self._decay else self._near
@@ -130,7 +152,7 @@ class Pricing:
         decode = load.blocks + self._full_blocks
         return self._scale * (adjusted if adjusted > 0.0 else 0.0) + decode + self._request * load.requests
 
-    def parts(self, load: Load, blocks: TierBlocks, shared_blocks: int, affinity_blocks: int) -> dict[str, float]:
+    def parts(self, load: Load, blocks: TierBlocks, shared_blocks: float, affinity_blocks: int) -> dict[str, float]:
         """The terms of the cost by name, in blocks."""
         prefill = (load.prefill_tokens + self._input_tokens) / self._size
         near = self._near_of(load) if self._decay else self._near
@@ -157,16 +179,26 @@ class Pricing:
         return self._near / (1 + self._decay * backlog)
 
 
-def booked_prefill_tokens(weights: CostWeights, blocks: TierBlocks, input_tokens: int, block_size: int) -> int:
-    """Prompt tokens that a grant books as prefill, in tokens: what is cached in a lower tier must be loaded, and takes
-    only its tier's weight off. Never less than what is surely computed.
+def booked_prefill_tokens(
+    weights: CostWeights,
+    blocks: TierBlocks,
+    input_tokens: int,
+    block_size: int,
+    shared_blocks: int = 0,
+    shared_credit: float = 0.0,
+) -> int:
+    """Prompt tokens that a grant books as prefill, in tokens: what is cached in a lower tier, or in the shared pool
+    beyond all of them (``shared_blocks``, worth ``shared_credit`` blocks together), must be loaded, and takes only its
+    weight off. Never less than what is surely computed.
 
-    Source: spec index-and-routing §4.1 (``eff_cached_tokens``) and §4.4.
+    Source: spec index-and-routing §4.1 (``eff_cached_tokens``, which leaves the shared pool out) and §4.4;
+    docs/adr/0015.
     """
     host = weights.host_cache_hit_weight * blocks.host
     disk = weights.disk_cache_hit_weight * (blocks.disk + blocks.external)
-    effective = round(block_size * (blocks.device + host + disk))
-    return input_tokens - min(effective, predicted_cached_tokens(blocks.reach, input_tokens, block_size))
+    effective = round(block_size * (blocks.device + host + disk + shared_credit))
+    reach = blocks.reach + shared_blocks
+    return input_tokens - min(effective, predicted_cached_tokens(reach, input_tokens, block_size))
 
 
 def predicted_cached_tokens(reach: int, input_tokens: int, block_size: int) -> int:
@@ -178,3 +210,9 @@ def predicted_cached_tokens(reach: int, input_tokens: int, block_size: int) -> i
     if block_size <= 0 or input_tokens <= 0:
         return 0
     return min(reach, (input_tokens - 1) // block_size) * block_size
+
+
+def predicted_shared_tokens(reach: int, shared_blocks: int, input_tokens: int, block_size: int) -> int:
+    """Prompt tokens that the engine should find in its shared pool beyond its own tiers' ``reach``, in tokens."""
+    own = predicted_cached_tokens(reach, input_tokens, block_size)
+    return predicted_cached_tokens(reach + shared_blocks, input_tokens, block_size) - own

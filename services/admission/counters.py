@@ -12,12 +12,15 @@ class Counters:
 
     ``grants``: by mode, and ``adopted`` ones. ``sticky``: turns that kept or left their session's previous worker.
     ``released``: grants by why they were released (``end``, ``lapsed``, ``ingress_lost``, ``cancelled``, ``attempt``,
-    ``worker_lost``, ``vanished``). ``index``, ``policy``: questions by what became of them. ``held``: by reason.
+    ``worker_lost``, ``vanished``). ``index``: questions by what became of them; ``policies``: those to users' policies,
+    by (policy, ask, what became of it). ``held``: by reason.
+    ``resends``: turns that were sent again because the last one did not come through.
     ``lost``: requests whose ingress was lost. ``vanished``: requests that no fact names any more.
     """
 
     asks: int = 0
     asks_again: int = 0
+    resends: int = 0
     cancels: Counter[str] = field(default_factory=Counter)
     grants: Counter[str] = field(default_factory=Counter)
     sticky: Counter[str] = field(default_factory=Counter)
@@ -25,10 +28,11 @@ class Counters:
     refused: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
     index: Counter[str] = field(default_factory=Counter)
-    policy: Counter[str] = field(default_factory=Counter)
+    policies: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     workers_lost: Counter[str] = field(default_factory=Counter)
     sessions: Counter[str] = field(default_factory=Counter)
     vanished: int = 0
     predicted_cached_tokens: int = 0
+    predicted_shared_tokens: int = 0
     input_tokens: int = 0

@@ -1,4 +1,4 @@
-"""From ask to answer: line up, ask the index, ask the route policy, grant.
+"""From ask to answer: line up, ask the index, ask users' policies, grant.
 
 Invariants: asks of one session are granted in the order of their arrival; the questions open for a model never exceed
 its free places; an answer to a question that is not open any more changes nothing; a request has one grant at most.
@@ -7,29 +7,33 @@ its free places; an answer to a question that is not open any more changes nothi
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import msgspec
 
 from schemas.admit import AdmitCancel, AdmitRequest, Grant, Granted, Held, Refused
 from schemas.decision import Decision
 from schemas.index import MatchReply, MatchRequest
-from schemas.policy import RouteAnswer, RouteQuestion
-from schemas.session import MOVES_SESSION, SessionKey
+from schemas.policy import PolicyAnswer
+from schemas.session import SessionKey
 from services.admission.asks import Ask, Stage
-from services.admission.cost import Prompt, booked_prefill_tokens, predicted_cached_tokens
-from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, PublishDecision, Reply
+from services.admission.consulting import NO_VERDICT, Consultation, Verdict
+from services.admission.cost import booked_prefill_tokens, predicted_cached_tokens, predicted_shared_tokens
+from services.admission.effects import AskIndex, Effect, Publish, PublishDecision, Reply
 from services.admission.facts import FactWriter
 from services.admission.grants import OpenGrant
 from services.admission.holds import HoldQueue
-from services.admission.placement import EVENT_LAG_S, NO_PREFERENCE, IndexView, Placement, Preference, place
+from services.admission.line_speed import LineSpeeds
+from services.admission.pauses import Pauses
+from services.admission.placement import IndexView, Placement
+from services.admission.placing import barred, block_size, place_by_cost, previous_worker
 from services.admission.replies import granted_reply
 from services.admission.requests import RequestRecord
 from services.admission.state import AdmissionState
+from services.admission.user_questions import Said, UserQuestions
 from services.admission.workers import Worker
 
-DEFAULT_BLOCK_SIZE = 16
-"""Tokens a block, where neither the ask nor a worker's profile says."""
+LINE_REASONS = frozenset({"hold_queue_full", "hold_deadline"})
+"""Refusals for want of room, of which the line says when there will be some."""
 
 
 class Deciding:
@@ -45,6 +49,9 @@ class Deciding:
         self._tickets = 0
         self._grants = 0
         self.holds = HoldQueue(state.settings.hold_queue_limit)
+        self.pauses = Pauses(state)
+        self._speeds = LineSpeeds(state.settings.retry_after_s, state.settings.retry_after_most_s)
+        self.users = UserQuestions(state, (self.holds.counts,))
 
     def __len__(self) -> int:
         return len(self._asks)
@@ -56,7 +63,7 @@ class Deciding:
 
     @property
     def open_questions(self) -> int:
-        """Asks that wait for the index or the route policy."""
+        """Asks that wait for the index or for users' policies."""
         return len(self._open)
 
     def waits(self, request_id: str) -> bool:
@@ -67,6 +74,7 @@ class Deciding:
 
     def asked(self, request: AdmitRequest, reply_to: str, record: RequestRecord, now: float) -> list[Effect]:
         """A turn asks to run, for the first time or again. ``record`` is its request's."""
+        self._speeds.now = now
         counters = self._state.counters
         pending = self._asks.get(request.request_id)
         if pending is not None and pending.request.attempt == request.attempt:
@@ -93,7 +101,7 @@ class Deciding:
         self._line_up(ask, now)
         effects = self.pump(request.model, now)
         if ask.stage is Stage.HELD and self.waits(request.request_id):
-            if len(self.holds) > self._state.settings.hold_queue_limit:
+            if self.held > self._state.settings.hold_queue_limit:
                 return [*effects, self._give_up(ask, "hold_queue_full", 429)]
             if ask.hold_reason != "session_order":
                 effects.append(self._say_held(ask, now))
@@ -117,6 +125,7 @@ class Deciding:
         """We do not lead any more: nobody gets an answer; ingresses ask the next leader."""
         for ask in list(self._asks.values()):
             self._drop(ask)
+        self.users.drop_leases()
 
     def matched(self, ticket: int, reply: MatchReply, now: float) -> list[Effect]:
         """The index answered."""
@@ -126,9 +135,9 @@ class Deciding:
             return []
         request = ask.request
         if request.chain_unit == "text":
-            view = IndexView.of_text(reply, request.block_size, self._block_size(request))
+            view = IndexView.of_text(reply, request.block_size, block_size(self._state, request))
         else:
-            view = IndexView.of(reply)
+            view = IndexView.of(reply, self._state.settings.weights.shared_unsure_multiplier)
         return self._index_known(ticket, view, now)
 
     def match_failed(self, ticket: int, reason: str, now: float) -> list[Effect]:
@@ -136,19 +145,13 @@ class Deciding:
         self._state.counters.index[reason] += 1
         return self._index_known(ticket, IndexView.blind(reason), now)
 
-    def policy_answered(self, ticket: int, answer: RouteAnswer, now: float) -> list[Effect]:
-        """The route policy answered; its answer counts only if it can be followed."""
-        ask = self._open.get(ticket)
-        if ask is None or ask.stage is not Stage.POLICY:
-            return []
-        return self._settle(ask, now, answer if answer.worker else None, "no_opinion")
+    def policy_answered(self, ticket: int, answer: PolicyAnswer, now: float) -> list[Effect]:
+        """A user's policy answered."""
+        return self._advised(self.users.answered(ticket, answer, now), now)
 
     def policy_failed(self, ticket: int, reason: str, now: float) -> list[Effect]:
-        """The route policy did not answer: the built-in choice stands."""
-        ask = self._open.get(ticket)
-        if ask is None or ask.stage is not Stage.POLICY:
-            return []
-        return self._settle(ask, now, None, reason)
+        """A user's policy did not answer: it goes on without."""
+        return self._advised(self.users.failed(ticket, reason, now), now)
 
     # The line
 
@@ -176,6 +179,9 @@ class Deciding:
         free = self._free(workers, model, len(line))
         blocked: set[SessionKey] = set()
         for ask in line:
+            if ask.held_until > now:
+                blocked.add(ask.request.identity.key)
+                continue
             if free <= 0 or len(self._open) >= self._state.settings.max_deciding:
                 ask.hold_reason = "at_limit" if free <= 0 else ask.hold_reason or "max_deciding"
                 continue
@@ -184,8 +190,8 @@ class Deciding:
                 ask.hold_reason = ask.hold_reason or "session_order"
                 blocked.add(key)
                 continue
-            if ask.request.excluded:
-                options = [worker for worker in workers if worker.name not in ask.request.excluded]
+            if shunned := barred(ask.request, workers):
+                options = [worker for worker in workers if worker.name not in shunned]
                 if not options:
                     effects.append(self._give_up(ask, "no_worker", 503))
                     continue
@@ -199,7 +205,8 @@ class Deciding:
 
     def tick(self, now: float) -> list[Effect]:
         """Keep-alives and deadlines of those who wait, and another look at the lines."""
-        effects = self.pump_all(now)
+        self._speeds.now = now
+        effects = self._advised(self.users.overdue(now), now) + self.pump_all(now)
         overdue: list[Ask] = []
         for place_in_line, ask in self.holds.in_line():
             if now >= ask.expires:
@@ -265,13 +272,27 @@ class Deciding:
         held = Held(request_id=ask.request.request_id, epoch=self._facts.epoch, reason=reason, place=place_now)
         return Reply(ask.reply_to, held)
 
-    def _refuse(self, request: AdmitRequest, reply_to: str, reason: str, status: int = 503) -> Reply:
+    def _refuse(
+        self, request: AdmitRequest, reply_to: str, reason: str, status: int = 503, verdict: Verdict = NO_VERDICT
+    ) -> Reply:
         self._state.counters.refused[reason] += 1
         retry = self._state.settings.retry_after_s if status in (429, 503) else None
+        if reason in LINE_REASONS:
+            retry = self._speeds.retry_after_s(request.model, self._waiting(request.model))
         refused = Refused(
-            request_id=request.request_id, epoch=self._facts.epoch, reason=reason, status=status, retry_after_s=retry
+            request_id=request.request_id,
+            epoch=self._facts.epoch,
+            reason=reason,
+            status=status,
+            retry_after_s=retry,
+            policy=verdict.policy or None,
+            detail=verdict.reason,
         )
         return Reply(reply_to, refused)
+
+    def _waiting(self, model: str) -> int:
+        """Turns in its line."""
+        return self.holds.counts.turns(model)
 
     def refuse(self, request: AdmitRequest, reply_to: str, reason: str) -> Reply:
         """Refuse what is not even an ask (its request is over)."""
@@ -290,6 +311,7 @@ class Deciding:
     def _drop(self, ask: Ask) -> None:
         """It is not answered, or was refused."""
         self._take_out(ask)
+        self.users.forget(ask)
 
     def _take_out(self, ask: Ask) -> None:
         del self._asks[ask.request.request_id]
@@ -337,6 +359,8 @@ class Deciding:
             block_size=request.block_size,
             chain=request.chain,
             unit=request.chain_unit,
+            pages=request.pages,
+            page_size=request.page_size,
         )
         if salt_rule is not None:
             question = msgspec.structs.replace(question, salt_rule=salt_rule)
@@ -351,90 +375,56 @@ class Deciding:
 
     def _scored(self, ask: Ask, index: IndexView, now: float) -> list[Effect]:
         ask.index = index
-        settings = self._state.settings
-        if not settings.route_policy:
-            return self._commit(ask, self._place(ask, now), None, now)
-        placement = self._place(ask, now)
-        if placement.choice is None:
-            return self._commit(ask, placement, None, now)
-        request = ask.request
-        question = RouteQuestion(
-            request_id=request.request_id,
-            model=request.model,
-            identity=request.identity,
-            candidates=placement.candidates(),
-            choice=placement.choice,
-            deadline_ms=int(now * 1000) + settings.route_policy_deadline_ms,
-            kind=request.kind,
-            input_tokens=request.input_tokens,
-            previous_worker=self._previous_worker(request),
-        )
-        ticket = self._question(ask, Stage.POLICY)
-        return [AskPolicy(ticket, settings.route_policy, question, settings.route_policy_deadline_ms)]
+        return self._consult(ask, now)
 
-    def _settle(self, ask: Ask, now: float, answer: RouteAnswer | None, why_builtin: str) -> list[Effect]:
-        """Grant by the policy's answer if it names a rank that can still be used, else by our own choice."""
-        placement = self._place(ask, now)
-        counters, followed = self._state.counters.policy, None
-        if answer is None:
-            counters[why_builtin] += 1
-        else:
-            choice = _follow(answer, placement)
-            if choice is None:
-                counters["unusable"] += 1
-            else:
-                counters["used"] += 1
-                followed = self._state.settings.route_policy
-                placement = replace(placement, choice=choice)
-        return self._commit(ask, placement, followed, now) + self.pump(ask.request.model, now)
+    # Users' policies
 
-    def _block_size(self, request: AdmitRequest) -> int:
-        """Tokens a block: of the chain of tokens, else of a worker's, so that costs are in blocks of the same size."""
-        if request.block_size > 0 and request.chain_unit == "tokens":
-            return request.block_size
-        for worker in self._state.fleet.serving(request.model):
-            if worker.state.profile.block_size:
-                return worker.state.profile.block_size
-        return DEFAULT_BLOCK_SIZE
+    def _consult(self, ask: Ask, now: float) -> list[Effect]:
+        """Ask all that are to be asked, at once; whoever asks nobody goes on."""
+        if not self.users.are_there:
+            return self._go_on(ask, now)
+        placement = place_by_cost(self._state, ask, now) if self.users.consulting.asks("route") else None
+        effects = self.users.ask(ask, placement, previous_worker(self._state, ask.request), now)
+        if not effects:
+            return self._heard(ask, now)
+        self._question(ask, Stage.POLICY)
+        return list(effects)
 
-    def _place(self, ask: Ask, now: float) -> Placement:
-        """The built-in choice, by what is known at this moment."""
-        state, request = self._state, ask.request
-        prompt = Prompt(request.input_tokens, self._block_size(request))
-        return place(
-            state.fleet.serving(request.model),
-            state.ledger,
-            prompt,
-            ask.index or IndexView.blind("not_asked"),
-            weights=state.settings.weights,
-            max_grants_per_rank=state.settings.max_grants_per_rank,
-            choose=state.choose,
-            preference=self._preference(request, prompt, now),
-            excluded=request.excluded,
-        )
+    def _advised(self, finished: list[Consultation | Said], now: float) -> list[Effect]:
+        """All that was asked about these asks is answered."""
+        effects: list[Effect] = []
+        for each in finished:
+            if isinstance(each, Said):
+                self._lease_said(each, now)
+                continue
+            ask = self._asks.get(each.subject)
+            if ask is not None and ask.stage is Stage.POLICY and ask.consultation is each:
+                effects += self._heard(ask, now) + self.pump(ask.request.model, now)
+        return effects
 
-    def _previous_worker(self, request: AdmitRequest) -> str | None:
-        if request.kind not in MOVES_SESSION:
-            return None
-        session = self._state.sessions.get(request.identity.key)
-        return session.worker if session is not None else None
+    def _heard(self, ask: Ask, now: float) -> list[Effect]:
+        """Hold it, refuse it, or go on. A question about it is open."""
+        self.users.weigh(ask, block_size(self._state, ask.request))
+        verdict, state = ask.verdict, self._state
+        if verdict.refuse:
+            self._drop(ask)
+            return [self._refuse(ask.request, ask.reply_to, "policy_refused", 429, verdict)]
+        if verdict.hold_s is None:
+            return self._go_on(ask, now)
+        self._close(ask)
+        ask.hold_reason, ask.held_until = f"policy:{verdict.policy}", now + verdict.hold_s
+        self._line_up(ask, now)
+        if self.held > state.settings.hold_queue_limit:
+            return [self._give_up(ask, "hold_queue_full", 429)]
+        return [self._say_held(ask, now)]
 
-    def _preference(self, request: AdmitRequest, prompt: Prompt, now: float) -> Preference:
-        if request.kind not in MOVES_SESSION:
-            return NO_PREFERENCE
-        settings, sessions = self._state.settings, self._state.sessions
-        session = sessions.get(request.identity.key)
-        if session is not None and session.worker is not None:
-            kept = min(session.context_tokens, request.input_tokens) // prompt.block_size
-            fresh = now - session.touched <= EVENT_LAG_S
-            return Preference(session.worker, session.rank, settings.stickiness, kept, fresh)
-        if session is None and request.identity.parent is not None:
-            parent = sessions.get(request.identity.parent)
-            if parent is not None and parent.worker is not None:
-                return Preference(parent.worker, parent.rank, settings.child_stickiness)
-        return NO_PREFERENCE
+    def _go_on(self, ask: Ask, now: float) -> list[Effect]:
+        return self._commit(ask, place_by_cost(self._state, ask, now), now)
 
-    def _commit(self, ask: Ask, placement: Placement, policy: str | None, now: float) -> list[Effect]:
+    def _lease_said(self, said: Said, now: float) -> None:
+        """What users' policies say of a lease: of nobody here."""
+
+    def _commit(self, ask: Ask, placement: Placement, now: float) -> list[Effect]:
         """Grant, or (when what was free is not any more) back into the line, or refuse."""
         if placement.choice is None:
             if placement.reason != "at_limit":
@@ -445,14 +435,18 @@ class Deciding:
             return [self._say_held(ask, now)]
         self._take_out(ask)
         state, request, chosen = self._state, ask.request, placement.chosen
+        user = self.users.placed(ask, placement)
         record = state.requests.get(request.request_id)
         worker = state.fleet.get(chosen.worker)
         if record is None or worker is None:
             raise RuntimeError(f"granted {request.request_id}, which is over, or on a worker that is gone")
-        size = self._block_size(request)
-        predicted = predicted_cached_tokens(chosen.blocks.reach, request.input_tokens, size)
+        size = block_size(self._state, request)
+        reach, pages = chosen.blocks.reach, chosen.shared_blocks
+        predicted = predicted_cached_tokens(reach, request.input_tokens, size)
+        predicted_shared = predicted_shared_tokens(reach, pages, request.input_tokens, size) if pages else 0
         expires = now + state.settings.grant_ttl_s
         self._grants += 1
+        self._speeds.granted(request.model, now)
         grant = Grant(
             grant_id=f"{self._facts.epoch}-{self._grants}",
             request_id=request.request_id,
@@ -462,27 +456,33 @@ class Deciding:
             epoch=self._facts.epoch,
             expires_ms=int(expires * 1000),
         )
-        prefill = booked_prefill_tokens(state.settings.weights, chosen.blocks, request.input_tokens, size)
+        weights = state.settings.weights
+        credit = weights.shared_cache_multiplier * chosen.sureness * pages
+        prefill = booked_prefill_tokens(weights, chosen.blocks, request.input_tokens, size, pages, credit)
         blocks = request.input_tokens // size
-        state.ledger.open(OpenGrant(grant, request.attempt, prefill, blocks, expires))
+        tenant = request.identity.key.tenant
+        state.ledger.open(OpenGrant(grant, request.attempt, prefill, blocks, expires, False, request.model, tenant))
         decision = self._facts.decision(
             ask,
             placement,
             grant,
-            policy=policy,
+            policy=user if ask.let is None else None,
             builtin=ask.builtin,
             block_size=size,
             predicted_cached_tokens=predicted,
-            previous_worker=self._previous_worker(request),
+            predicted_shared_tokens=predicted_shared,
+            previous_worker=previous_worker(self._state, request),
             now=now,
         )
         self._count(decision)
         placed(record, decision)
+        resumed = state.runs_again(record, "granted", now)
         told = state.turn_placed(record, now)
         reply = Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record))
         indexed = ask.index.indexed(chosen) if ask.index is not None else None
         return [
             reply,
+            *resumed,
             PublishDecision(decision, placement),
             Publish(self._facts.placed(request, decision, indexed, now)),
             *told,
@@ -492,6 +492,7 @@ class Deciding:
         counters = self._state.counters
         counters.grants[decision.mode] += 1
         counters.predicted_cached_tokens += decision.predicted_cached_tokens
+        counters.predicted_shared_tokens += decision.predicted_shared_tokens
         counters.input_tokens += decision.input_tokens
         if decision.previous_worker is not None:
             counters.sticky["kept" if decision.previous_worker == decision.worker else "moved"] += 1
@@ -505,13 +506,3 @@ def placed(record: RequestRecord, decision: Decision) -> None:
     record.predicted_cached_tokens = decision.predicted_cached_tokens
     record.input_tokens = decision.input_tokens or record.input_tokens
     record.decision = decision
-
-
-def _follow(answer: RouteAnswer, placement: Placement) -> int | None:
-    """The candidate that the policy means: the cheapest usable rank of its worker, or the rank it names."""
-    usable = [
-        (seat.cost, place_in_list)
-        for place_in_list, seat in enumerate(placement.seats)
-        if seat.excluded is None and seat.worker == answer.worker and answer.rank in (None, seat.rank)
-    ]
-    return min(usable)[1] if usable else None

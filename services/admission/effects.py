@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import msgspec
 
 from schemas.admit import AdmitReply
-from schemas.decision import Decision
+from schemas.decision import Decision, PolicyAsk
 from schemas.index import MatchRequest
 from schemas.placed import Placed
-from schemas.policy import RouteQuestion
+from schemas.policy import PolicyQuestion
 from schemas.request import RequestEnd
 from schemas.session import SessionFact
 from schemas.trace import TraceRow
+from services.admission.outcomes import Noticed
 from services.admission.placement import Placement
+from services.admission.remembered import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,13 @@ class AskIndex:
 
 @dataclass(frozen=True, slots=True)
 class AskPolicy:
-    """Ask the route policy ``name``; answer with `PolicyAnswered` or `PolicyFailed` before the deadline (ms)."""
+    """Ask the user's policy ``name``; answer with `PolicyAnswered` or `PolicyFailed` before the deadline (ms)."""
 
     ticket: int
     name: str
-    question: RouteQuestion
+    question: PolicyQuestion
     deadline_ms: int
+    ask: PolicyAsk = "route"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +76,5 @@ class WriteRow:
     message_id: str
 
 
-Effect = Reply | AskIndex | AskPolicy | Publish | PublishDecision | WriteRow
+Effect = Reply | AskIndex | AskPolicy | Publish | PublishDecision | WriteRow | Noticed | Stored
+"""`Noticed` goes to the log, `Stored` into the bucket of what was learned (`LearnedUnwritten` where it does not)."""

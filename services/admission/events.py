@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.admit import AdmitCancel, AdmitRequest
 from schemas.decision import Decision
 from schemas.index import MatchReply
 from schemas.ingress import IngressState
-from schemas.policy import RouteAnswer
+from schemas.policy import PolicyAnswer
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
+from schemas.session import SessionFact
+from schemas.tool import ToolEvent
 from schemas.worker import WorkerState
 
 
@@ -46,15 +49,16 @@ class MatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnswered:
-    """The route policy answered question ``ticket``."""
+    """A user's policy answered question ``ticket``."""
 
     ticket: int
-    answer: RouteAnswer
+    answer: PolicyAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailed:
-    """The route policy did not answer question ``ticket``: ``late``, ``absent`` or ``unusable``."""
+    """A user's policy did not answer question ``ticket``: ``late``, ``absent``, ``malformed``, ``failed`` (it said so
+    itself) or ``unsent`` (the bus is away)."""
 
     ticket: int
     reason: str
@@ -117,6 +121,42 @@ class LeadershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseHeard:
+    """A session was paused or resumed: the leader's fact, as everybody hears it."""
+
+    fact: SessionFact
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTold:
+    """A harness told of a tool call."""
+
+    fact: ToolEvent
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedRead:
+    """All that the bucket of what pools have learned holds, by key."""
+
+    values: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedUnwritten:
+    """The bucket did not take a pool's value."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationTold:
+    """A measured reload curve of the bucket; ``None``: it was deleted."""
+
+    key: str
+    payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passes; ten times a second. ``connected``: whether facts can reach us."""
 
@@ -138,5 +178,10 @@ Event = (
     | Ended
     | Decided
     | LeadershipChanged
+    | PauseHeard
+    | ToolTold
+    | LearnedRead
+    | LearnedUnwritten
+    | CalibrationTold
     | Tick
 )

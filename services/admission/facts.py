@@ -7,12 +7,12 @@ from schemas.admit import AdmitRequest, Grant
 from schemas.decision import Decision
 from schemas.placed import Placed
 from schemas.request import RequestEnd
-from schemas.session import MOVES_SESSION, SessionFact, SessionFactState
+from schemas.session import MOVES_SESSION, Lease, SessionFact, SessionFactState
 from services.admission.asks import Ask
 from services.admission.lost import OUTCOME, total_ms
+from services.admission.outcomes import LeaseTold
 from services.admission.placement import Placement
 from services.admission.requests import RequestRecord
-from services.admission.scheduled import LeaseTold
 from services.admission.sessions import Session, SessionChange
 
 
@@ -26,11 +26,23 @@ class FactWriter:
     def session(self, change: SessionChange, now: float) -> SessionFact:
         """A transition of a session."""
         session = change.session
-        return self._of(session, change.state, now, session.worker, session.rank, change.numbers, reason=change.reason)
+        worker, rank = session.worker, session.rank
+        if change.state == "resumed":
+            worker, rank = change.place if change.place is not None else (None, None)
+        return self._of(session, change.state, now, worker, rank, change.numbers, reason=change.reason)
 
     def lease(self, session: Session, told: LeaseTold, now: float) -> SessionFact:
         """What became of the KV that an idle session keeps at a rank."""
-        return self._of(session, told.state, now, told.worker, told.rank, dict(told.numbers))
+        terms = told.terms
+        lease = Lease(
+            owner=told.session.text(),
+            epoch=self.epoch if terms.epoch is None else terms.epoch,
+            since_ms=int(terms.since * 1000),
+            expires_ms=int(terms.until * 1000),
+            tokens=terms.tokens,
+        )
+        numbers = dict(told.numbers)
+        return self._of(session, told.state, now, told.worker, told.rank, numbers, reason=told.reason, lease=lease)
 
     def _of(
         self,
@@ -42,6 +54,7 @@ class FactWriter:
         numbers: dict[str, float],
         *,
         reason: str | None = None,
+        lease: Lease | None = None,
     ) -> SessionFact:
         """The session as it stands."""
         return SessionFact(
@@ -57,6 +70,7 @@ class FactWriter:
             context_tokens=session.context_tokens,
             reason=reason,
             numbers=numbers,
+            lease=lease,
         )
 
     def lost_end(self, record: RequestRecord, reason: str, now: float) -> RequestEnd:
@@ -94,6 +108,8 @@ class FactWriter:
             block_size=request.block_size,
             chain=request.chain,
             indexed=indexed,
+            message_chain=request.message_chain,
+            preamble=request.preamble,
         )
 
     def decision(
@@ -106,6 +122,7 @@ class FactWriter:
         builtin: str,
         block_size: int,
         predicted_cached_tokens: int,
+        predicted_shared_tokens: int,
         previous_worker: str | None,
         now: float,
     ) -> Decision:
@@ -127,10 +144,12 @@ class FactWriter:
             input_tokens=request.input_tokens,
             block_size=block_size,
             predicted_cached_tokens=predicted_cached_tokens,
+            predicted_shared_tokens=predicted_shared_tokens,
             previous_worker=previous_worker,
             index_health=chosen.health,
             index_reason=chosen.health_reason,
             hold_ms=int(ask.held_s * 1000),
             hold_reason=ask.hold_reason,
             decide_us=max(0, int((now - ask.started_at) * 1e6)),
+            policies=ask.policies,
         )

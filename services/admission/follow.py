@@ -7,16 +7,16 @@ and ends them itself once it leads.
 from __future__ import annotations
 
 from schemas.admit import Grant
-from schemas.decision import Decision
-from schemas.index import TierBlocks
+from schemas.decision import Candidate, Decision
 from schemas.ingress import InFlight, IngressState
 from schemas.request import Outcome, RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, Usage
 from schemas.worker import WorkerState
 from services.admission.cost import booked_prefill_tokens
-from services.admission.deciding import DEFAULT_BLOCK_SIZE, Deciding, placed
+from services.admission.deciding import Deciding, placed
 from services.admission.effects import Effect, Publish, WriteRow
 from services.admission.grants import OpenGrant
 from services.admission.lost import OUTCOME, lost_row
+from services.admission.placing import DEFAULT_BLOCK_SIZE
 from services.admission.requests import IngressEpoch, RequestRecord
 from services.admission.state import AdmissionState
 
@@ -25,6 +25,8 @@ STANDBY_KEEPS_LOST_S = 60.0
 
 BROKEN_OFF: frozenset[Outcome] = frozenset({"upstream_lost", "upstream_timeout"})
 """The engine failed under the answer: the session's next turn is placed without regard to it (DESIGN.md §8)."""
+
+_UNSEEN = Candidate(worker="", rank=0)
 
 
 class Follower:
@@ -133,6 +135,7 @@ class Follower:
             effects = self._state.turn_placed(record, now)
         if fact.outcome in BROKEN_OFF and fact.worker is not None:
             self._state.sessions.leave(record.identity.key, record.kind, fact.worker)
+        self._state.sessions.called(record.identity.key, record.kind, fact.tool_names)
         if self._state.scheduled is not None and fact.outcome == "completed":
             self._state.scheduled.finished(fact, record.input_tokens)
         effects += self._finish(record, fact.usage, fact.outcome, now)
@@ -150,16 +153,21 @@ class Follower:
         placed(record, decision)
         self._state.release(decision.request_id, "attempt")
         size = decision.block_size or DEFAULT_BLOCK_SIZE
-        ranks = {(each.worker, each.rank): each.blocks for each in decision.candidates}
-        blocks = ranks.get((decision.worker, decision.rank), TierBlocks())
+        ranks = {(each.worker, each.rank): each for each in decision.candidates}
+        chosen = ranks.get((decision.worker, decision.rank), _UNSEEN)
+        pages = decision.predicted_shared_tokens // size
+        credit = chosen.parts.get("shared_credit", 0.0) if pages else 0.0
+        weights = self._state.settings.weights
         self._state.ledger.open(
             OpenGrant(
                 grant,
                 decision.attempt,
-                booked_prefill_tokens(self._state.settings.weights, blocks, decision.input_tokens, size),
+                booked_prefill_tokens(weights, chosen.blocks, decision.input_tokens, size, pages, credit),
                 decision.input_tokens // size,
                 now + self._state.settings.grant_ttl_s,
                 adopted=True,
+                model=record.model,
+                tenant=record.identity.key.tenant,
             )
         )
         self._state.adopted(record)
@@ -265,7 +273,8 @@ class Follower:
             epoch=epoch,
             expires_ms=int(expires * 1000),
         )
-        entry = OpenGrant(grant, record.attempt, prefill_tokens, record.input_tokens // size, expires, adopted=True)
+        blocks, tenant = record.input_tokens // size, record.identity.key.tenant
+        entry = OpenGrant(grant, record.attempt, prefill_tokens, blocks, expires, True, record.model, tenant)
         self._state.ledger.open(entry)
         self._state.counters.grants["adopted"] += 1
         self._state.adopted(record)

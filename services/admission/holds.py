@@ -10,6 +10,7 @@ from bisect import insort
 from collections.abc import Iterator
 
 from services.admission.asks import Ask
+from services.admission.turn_counts import TurnCounts, is_main
 
 
 class HoldQueue:
@@ -19,6 +20,7 @@ class HoldQueue:
         self._limit = limit
         self._lines: dict[str, list[Ask]] = {}
         self._size = 0
+        self.counts = TurnCounts()
 
     def __len__(self) -> int:
         return self._size
@@ -48,11 +50,17 @@ class HoldQueue:
         """Into the line, at the place that its arrival gives it. The bound is the caller's to keep (`full`)."""
         insort(self._lines.setdefault(ask.request.model, []), ask, key=lambda each: each.arrival)
         self._size += 1
+        request = ask.request
+        main = is_main(request.identity, request.kind)
+        self.counts.add(request.model, request.identity.key.tenant, main=main)
 
     def remove(self, ask: Ask) -> None:
         """Out of the line. Raises `ValueError` for somebody who does not wait."""
         line = self._lines.get(ask.request.model, [])
         line.remove(ask)
         self._size -= 1
+        request = ask.request
+        main = is_main(request.identity, request.kind)
+        self.counts.remove(request.model, request.identity.key.tenant, main=main)
         if not line:
             del self._lines[ask.request.model]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from schemas.request import Outcome
-from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
+from schemas.trace import RequestMetrics, TracedWorker, TraceRow
+from services.admission.decision_rows import context_of
 from services.admission.requests import RequestRecord
 
 OUTCOME: Outcome = "ingress_lost"
@@ -32,7 +33,9 @@ def lost_row(record: RequestRecord, reason: str, now: float) -> TraceRow:
         reason=reason,
         attempts=record.attempt + 1 if record.worker is not None else None,
         input_tokens=record.input_tokens or None,
+        usage_estimated=True,
         predicted_cached_tokens=record.predicted_cached_tokens,
+        predicted_shared_tokens=(decision.predicted_shared_tokens or None) if decision else None,
         request_received_ms=record.received_ms,
         hold_ms=decision.hold_ms if decision else None,
         hold_reason=decision.hold_reason if decision else None,
@@ -47,17 +50,9 @@ def lost_row(record: RequestRecord, reason: str, now: float) -> TraceRow:
         worker=TracedWorker(worker=record.worker, rank=record.rank or 0) if record.worker is not None else None,
         replayable=False,
     )
-    context = AgentContext(
-        session_id=identity.session_id,
-        parent_session_id=identity.parent_session_id,
-        session_final=identity.final,
-        turn_id=identity.turn_id,
-        session=identity.key,
-        weak=identity.weak,
-    )
     return TraceRow(
         event_type="request_end",
         event_time_unix_ms=int(now * 1000),
-        agent_context=context,
+        agent_context=context_of(identity),
         request=metrics,
     )

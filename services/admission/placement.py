@@ -1,35 +1,52 @@
 """Policy ``kv``: which rank takes this prompt, by cost, with the session's previous worker preferred.
 
-Candidates are all ranks of the workers that serve the model. Each gets its cost or the reason it is excluded. The
-least cost wins; equal costs are drawn uniformly. The preferred worker (the session's previous one, or at a child's
-first placement its parent's) is taken instead while it costs at most ``margin`` times what it holds of the prompt
-more: a worker that has lost the session's blocks is preferred to nobody.
+Candidates are all ranks of the workers that serve the model. Each gets its cost or the reason it is excluded; the rule
+is `services.admission.scoring`'s. Preferred is the session's previous worker, or at a child's first placement its
+parent's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from schemas.decision import Candidate
-from schemas.index import ChainUnit, MatchReply, SourceHealth, TierBlocks, WorkerMatch
-from services.admission.cost import CostWeights, Load, Pricing, Prompt, shared_run
+from schemas.index import ChainUnit, MatchReply, PoolMatch, SourceHealth, TierBlocks, WorkerMatch
+from services.admission.cost import CostWeights, Load, Pricing, Prompt, Ranges, joined, shared_run
 from services.admission.grants import Ledger
+from services.admission.scoring import Choose, cheapest, held_blocks
 from services.admission.workers import IDLE, Worker, load_beside, load_of
 
-Choose = Callable[[int], int]
-"""A number below n, drawn uniformly (a seeded generator's ``randrange``)."""
-
-EQUAL = 1e-9
-"""Costs closer than this, in blocks, are equal."""
-
-EVENT_LAG_S = 1.0
-"""An engine's events of a turn that ended less than this ago may not have reached the index yet (measured with a real
-vLLM: a few ms, tail 100 ms)."""
+Bias = Callable[[str, int], float]
+"""Blocks added to the cost of (worker, rank), negative where it is preferred."""
 
 _NOTHING = TierBlocks()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPages:
+    """What a shared pool holds of one prompt: half-open ranges of positions in blocks, in order and with holes between
+    them, and how sure that is (0..1)."""
+
+    ranges: Ranges
+    sureness: float
+
+
+_NO_POOLS: Mapping[str | None, SharedPages] = {}
+
+
+def shared_pages(pools: Sequence[PoolMatch], unsure: float) -> Mapping[str | None, SharedPages]:
+    """Pools that hold something of a prompt, by name. ``unsure``: how sure a page of a pool is whose picture is known
+    not to be complete; of a blind one nothing counts (docs/adr/0015)."""
+    sureness = {"synced": 1.0, "catching_up": unsure, "approximate": unsure}
+    found: dict[str | None, SharedPages] = {
+        pool.pool: SharedPages(joined(pool.ranges), sureness[pool.health])
+        for pool in pools
+        if pool.ranges and pool.health in sureness
+    }
+    return found or _NO_POOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +69,12 @@ NO_PREFERENCE = Preference()
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason. ``unit``: of the
-    chain that was asked about; blocks are the placement's in any case."""
+    """What the index said about one prompt: ``matches`` by (worker, rank), or ``None`` and the reason. ``pools``: what
+    the shared pools hold of it. ``unit``: of the chain that was asked about; blocks are the placement's in any case."""
 
     reason: str | None = None
     matches: Mapping[tuple[str, int], WorkerMatch] | None = None
-    shared: tuple[tuple[int, int], ...] = ()
+    pools: Mapping[str | None, SharedPages] = field(default_factory=dict)
     unit: ChainUnit = "tokens"
 
     @classmethod
@@ -66,11 +83,12 @@ class IndexView:
         return cls(reason=reason)
 
     @classmethod
-    def of(cls, reply: MatchReply) -> IndexView:
-        """As answered."""
+    def of(cls, reply: MatchReply, unsure: float = CostWeights().shared_unsure_multiplier) -> IndexView:
+        """As answered. ``unsure``: see `shared_pages`."""
         if reply.error is not None:
             return cls.blind(reply.error)
-        return cls(None, {(match.worker, match.rank): match for match in reply.matches}, reply.shared)
+        pools = shared_pages(reply.pools, unsure) if reply.pools else _NO_POOLS
+        return cls(None, {(match.worker, match.rank): match for match in reply.matches}, pools)
 
     @classmethod
     def of_text(cls, reply: MatchReply, text_block: int, block_size: int) -> IndexView:
@@ -83,6 +101,11 @@ class IndexView:
             matches[match.worker, match.rank] = msgspec.structs.replace(match, blocks=blocks)
         return cls(None, matches, unit="text")
 
+    def loadable(self, match: WorkerMatch | None, reach: int) -> tuple[int, float]:
+        """Blocks in the shared pool of ``match`` that continue a reach of ``reach`` blocks, and how sure they are."""
+        pages = self.pools.get(match.pool) if match is not None else None
+        return (shared_run(pages.ranges, reach), pages.sureness) if pages is not None else (0, 1.0)
+
     def indexed(self, chosen: Seat) -> int | None:
         """Blocks that the chosen rank held by its events, where those can be compared with what the engine reports
         (`schemas.placed.Placed.indexed`)."""
@@ -94,7 +117,8 @@ class IndexView:
 
 class Seat(msgspec.Struct, gc=False):
     """One rank as it was seen for one prompt, with the fields of its `Candidate`; ``load``, ``shared_blocks`` and
-    ``affinity_blocks`` are what its cost was made of."""
+    ``affinity_blocks`` are what its cost was made of. ``sureness`` (0..1): of the shared blocks. ``bias``: what users'
+    policies add to it, in blocks."""
 
     worker: str
     rank: int
@@ -108,6 +132,8 @@ class Seat(msgspec.Struct, gc=False):
     health_reason: str | None
     sticky: bool
     excluded: str | None
+    sureness: float = 1.0
+    bias: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +160,7 @@ class Placement:
                 worker=seat.worker,
                 rank=seat.rank,
                 cost=seat.cost,
-                parts=self.pricing.parts(seat.load, seat.blocks, seat.shared_blocks, seat.affinity_blocks),
+                parts=self._parts(seat),
                 blocks=seat.blocks,
                 open_grants=seat.open_grants,
                 health=seat.health,
@@ -144,6 +170,11 @@ class Placement:
             )
             for seat in self.seats
         )
+
+    def _parts(self, seat: Seat) -> dict[str, float]:
+        shared = seat.shared_blocks * seat.sureness
+        parts = self.pricing.parts(seat.load, seat.blocks, shared, seat.affinity_blocks)
+        return {**parts, "policy": seat.bias} if seat.bias else parts
 
 
 def place(
@@ -157,11 +188,13 @@ def place(
     choose: Choose,
     preference: Preference = NO_PREFERENCE,
     excluded: tuple[str, ...] = (),
+    bias: Bias | None = None,
 ) -> Placement:
-    """Score every rank of ``workers`` and choose one."""
+    """Score every rank of ``workers`` and choose one. ``bias``: what users' policies add to its cost, where they have
+    a word."""
     pricing = Pricing(weights, prompt, _least_prefill(workers, ledger) if weights.overlap_score_credit_decay else 0)
     seats: list[Seat] = []
-    matches, shared, price, accounts = index.matches, index.shared, pricing.total, ledger.by_seat
+    matches, pools, price, accounts = index.matches, index.pools, pricing.total, ledger.by_seat
     sizes = (None, prompt.block_size)
     for worker in workers:
         name, foreign = worker.name, worker.foreign
@@ -172,16 +205,20 @@ def place(
             load, open_grants = foreign.get(rank, IDLE), 0
             if ours is not None and ours.requests:
                 load, open_grants = load_beside(load, ours), ours.requests
-            health, reason, blocks = _view(None if matches is None else matches.get(seat), index, misfit)
+            match = None if matches is None else matches.get(seat)
+            health, reason, blocks = _view(match, index, misfit)
             sticky = name == preference.worker and preference.rank in (None, rank)
-            pages = shared_run(shared, blocks.reach) if shared and health != "blind" else 0
             affinity = preference.affinity_blocks if sticky and _is_unknown(health, blocks) else 0
+            pages, sureness = 0, 1.0
+            shared = pools.get(match.pool) if pools and match is not None and not misfit else None
+            if shared is not None:
+                pages, sureness = shared_run(shared.ranges, blocks.reach or affinity), shared.sureness
             full = "at_limit" if open_grants >= max_grants_per_rank else None
             seats.append(
                 Seat(
                     name,
                     rank,
-                    price(load, blocks, pages, affinity),
+                    price(load, blocks, pages * sureness, affinity),
                     load,
                     blocks,
                     pages,
@@ -191,8 +228,12 @@ def place(
                     reason,
                     sticky,
                     barred or full,
+                    sureness,
                 )
             )
+    if bias is not None:
+        for each in seats:
+            each.bias = bias(each.worker, each.rank)
     choice = _choose(seats, prompt, preference, choose)
     return Placement(seats, pricing, choice, None if choice is not None else _no_choice(seats))
 
@@ -213,26 +254,21 @@ def _view(match: WorkerMatch | None, index: IndexView, misfit: bool) -> tuple[So
 
 
 def _choose(seats: Sequence[Seat], prompt: Prompt, preference: Preference, choose: Choose) -> int | None:
-    eligible = [(seat.cost, place) for place, seat in enumerate(seats) if seat.excluded is None]
+    eligible = [(seat.cost + seat.bias, place) for place, seat in enumerate(seats) if seat.excluded is None]
     if not eligible:
         return None
-    best = min(eligible)[0]
-    if preference.worker is not None:
-        own = [pair for pair in eligible if seats[pair[1]].sticky]
-        if own:
-            least, place = min(own)
-            if least <= best + preference.margin * _held(seats[place], prompt, preference) + EQUAL:
-                eligible, best = own, least
-    tied = [place for value, place in eligible if value <= best + EQUAL]
-    return tied[0] if len(tied) == 1 else tied[choose(len(tied))]
+    own = [pair for pair in eligible if seats[pair[1]].sticky] if preference.worker is not None else []
+    return cheapest(eligible, own, lambda place: preference.margin * _held(seats[place], prompt, preference), choose)
 
 
-def _held(seat: Seat, prompt: Prompt, preference: Preference) -> float:
-    """Blocks of the prompt on the preferred rank: what the index says, else what the session left there."""
-    if seat.health == "blind":
-        return preference.affinity_blocks or prompt.request_blocks
-    trusted = preference.fresh or _is_unknown(seat.health, seat.blocks)
-    return max(seat.blocks.reach, preference.affinity_blocks if trusted else 0)
+def _held(seat: Seat, prompt: Prompt, preference: Preference) -> int:
+    return held_blocks(
+        seat.blocks.reach,
+        preference.affinity_blocks,
+        blind=seat.health == "blind",
+        trusted=preference.fresh or _is_unknown(seat.health, seat.blocks),
+        request_blocks=prompt.request_blocks,
+    )
 
 
 def _is_unknown(health: SourceHealth, blocks: TierBlocks) -> bool:

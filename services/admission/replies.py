@@ -27,6 +27,7 @@ def granted_reply(epoch: int, grant: Grant, worker: Worker, record: RequestRecor
         mode=decision.mode,
         policy=decision.policy,
         predicted_cached_tokens=predicted,
+        predicted_shared_tokens=decision.predicted_shared_tokens,
         index_health=decision.index_health,
         index_reason=decision.index_reason,
         hold_ms=decision.hold_ms,

@@ -28,7 +28,7 @@ class RequestRecord:
     """One accepted request: what its row needs should its ingress die. ``named``: when a fact named it last.
 
     ``attempt``: the highest asked for or dispatched. ``turn_open``: its session counts it as in flight.
-    ``priority``: of its grant, as its engine is to read it.
+    ``priority``: of its grant, as its engine is to read it. ``digest``: of its body.
     """
 
     request_id: str
@@ -53,6 +53,7 @@ class RequestRecord:
     ttft_ms: float | None = None
     turn_open: bool = False
     priority: int | None = None
+    digest: bytes = b""
 
 
 @dataclass(slots=True)

@@ -6,104 +6,66 @@ told by `Policy.turn_runs`. Everything here is by request id, so that what is to
 
 A worker whose KV size or block size is not known has no seat. Pins are not lowered to anything: engines outside the
 laboratory cannot be told to keep blocks.
+
+A policy that raises ends nothing. The turn that it was told of is placed by cost; a new policy takes over what the old
+one had learned, and is told what runs and waits. One that fails again and again is left alone for a while, and its pool
+is placed by cost meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from schemas.admit import AdmitRequest
 from schemas.request import RequestEnd
-from schemas.session import MOVES_SESSION, RequestKind, SessionIdentity, SessionKey
+from schemas.session import SessionKey
+from schemas.tool import ToolEvent
+from schemas.worker import WorkerProfile
+from services.admission.consulting import NO_VERDICT, Verdict
+from services.admission.engine_costs import EngineCosts
+from services.admission.estimators.learned_pool import LearnedPool
+from services.admission.estimators.learned_state import renewed
+from services.admission.outcomes import Let, Noticed, Outcome, PauseTold, Place, TurnedAway
 from services.admission.placement import IndexView
 from services.admission.policies.registry import Given, make_policy
+from services.admission.pools import KnownWorker, Pool, Turn
+from services.admission.remembered import Remembered
 from services.admission.requests import RequestRecord
+from services.admission.scheduled_facts import advised, program_of, sizes, tool_seconds
 from services.admission.scheduling.interface import (
     Action,
     Actions,
     Admission,
     Fleet,
     LeaseChange,
-    LeaseState,
+    PauseChange,
     Policy,
-    ProgramFacts,
     Refusal,
     TurnFacts,
     TurnUsage,
     WorkerFacts,
 )
+from services.admission.sub_agents import SubAgents
 from services.admission.workers import Worker
+
+T = TypeVar("T")
 
 MAX_POOLS = 64
 """Models with a policy of their own; workers of more have no seats."""
 
-Place = tuple[str, int]
-"""(worker, rank)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Let:
-    """The policy sends the request there. ``priority``: lower runs earlier."""
-
-    request_id: str
-    worker: str
-    rank: int
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnedAway:
-    """The policy will never send the request anywhere."""
-
-    request_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTold:
-    """What became of the KV that an idle session keeps at a rank, with the numbers that caused it."""
-
-    session: SessionKey
-    worker: str
-    rank: int
-    state: LeaseState
-    numbers: Mapping[str, float]
-
-
-Outcome = Let | TurnedAway | LeaseTold
-
-
-@dataclass(eq=False, slots=True)
-class Turn:
-    """A request that the policy of ``pool`` knows as ``number``. ``place``: where it was let; ``None`` while it
-    waits."""
-
-    request_id: str
-    pool: str
-    number: int
-    program: ProgramFacts
-    key: SessionKey
-    place: Place | None = None
-    view: IndexView | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Pool:
-    """One policy and its seats. ``ticked``: when it was told the time last."""
-
-    policy: Policy
-    ticked: float
-    seats: dict[Place, int] = field(default_factory=dict)
-    places: dict[int, Place] = field(default_factory=dict)
+BEGIN_AGAIN_S = 60.0
+"""A policy that could not even begin is left alone for so long, in seconds."""
 
 
 class Scheduled:
     """Drives the policy named ``policy``, one for each pool. ``is_known``: whether a session has had a turn.
 
     `take` hands over what the policies answered. ``ignored``: what a policy wanted and cannot have, by kind.
+    ``failed``: calls of policies that raised, by call. ``lease_s``: when a lease ends by itself of which the policy
+    does not say it. ``epoch``: of our leadership.
     """
 
     def __init__(
@@ -113,18 +75,27 @@ class Scheduled:
         choose: Callable[[int], int],
         is_known: Callable[[SessionKey], bool],
         now: float,
+        lease_s: float,
     ) -> None:
         self.name = policy
+        self.hold_limit_s = make_policy(policy, parameters).hold_limit_s
         self.pools: dict[str, Pool] = {}
         self.turns: dict[str, Turn] = {}
         self.ignored: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.remembered = Remembered()
+        self.costs = EngineCosts()
+        self.epoch: int | None = None
         self._parameters = parameters
         self._choose = choose
         self._is_known = is_known
+        self._lease_s = lease_s
         self._now = now
         self._numbers: dict[int, Turn] = {}
-        self._workers: dict[str, tuple[str, int, WorkerFacts]] = {}
+        self._workers: dict[str, KnownWorker] = {}
+        self._profiles: dict[str, WorkerProfile] = {}
         self._of_program: Counter[tuple[str, str]] = Counter()
+        self._sub_agents = SubAgents()
         self._outcomes: list[Outcome] = []
         self._count = 0
 
@@ -132,10 +103,12 @@ class Scheduled:
         """The time from now on, which never goes back; policies that want to are told."""
         self._now = max(self._now, now)
         for pool in self.pools.values():
-            every = pool.policy.tick_s
-            if every is not None and self._now - pool.ticked >= every:
+            if pool.policy is None and self._now >= pool.retry_at:
+                self._begin(pool)
+            elif pool.tick_s is not None and self._now - pool.ticked >= pool.tick_s:
                 pool.ticked = self._now
-                self._take_in(pool, pool.policy.tick(self._now))
+                pool.learned.tools.refresh()  # before a decision has to wait for it
+                self._tell(pool, "tick", lambda policy: policy.tick(self._now))
 
     def take(self) -> list[Outcome]:
         """What the policies have answered since the last call, in order."""
@@ -149,35 +122,44 @@ class Scheduled:
 
         Returns the ranks that have become seats: what runs there already is to be told by `runs`.
         """
-        wanted = _sizes(worker)
         before = self._workers.get(name)
-        if before is not None and (lost or wanted is None or wanted[:2] != before[:2]):
+        wanted = sizes(worker, before, self.pools[before.pool].learned if before is not None else None)
+        if before is not None and (
+            lost or wanted is None or (wanted.pool, len(wanted.ranks)) != (before.pool, len(before.ranks))
+        ):
             self._close_seats(name)
             before = None
-        if wanted is None or wanted == before:
+        if worker is None or wanted is None or wanted == before:
             return set()
-        pool = self._pool(wanted[0])
+        pool = self._pool(wanted.pool)
         if pool is None:
             self.ignored["pool"] += 1
             return set()
-        self._workers[name] = wanted
+        self._workers[name], self._profiles[name] = wanted, worker.state.profile
+        self._set_costs(pool)
         opened = set()
-        for rank in range(wanted[1]):
+        for rank, facts in enumerate(wanted.ranks):
             place = name, rank
             if place not in pool.seats:
-                number = next(number for number in range(len(pool.seats) + 1) if number not in pool.places)
-                pool.seats[place], pool.places[number] = number, place
+                pool.open_seat(place)
                 opened.add(place)
-            self._take_in(pool, pool.policy.worker_changed(self._now, pool.seats[place], wanted[2]))
+            if pool.sizes.get(place) != facts:
+                pool.sizes[place] = facts
+                self._tell_seat(pool, pool.seats[place], facts)
         return opened
 
+    def _tell_seat(self, pool: Pool, seat: int, facts: WorkerFacts | None) -> None:
+        self._tell(pool, "worker_changed", lambda policy: policy.worker_changed(self._now, seat, facts))
+
     def _close_seats(self, name: str) -> None:
-        pool_name, ranks, _ = self._workers.pop(name)
-        pool = self.pools[pool_name]
-        for rank in range(ranks):
-            number = pool.seats.pop((name, rank))
-            self._take_in(pool, pool.policy.worker_changed(self._now, number, None))
-            del pool.places[number]
+        known = self._workers.pop(name)
+        self._profiles.pop(name, None)
+        pool = self.pools[known.pool]
+        for rank in range(len(known.ranks)):
+            del pool.sizes[name, rank]  # first: a policy that has to take over now is not to hear of it
+            self._tell_seat(pool, pool.seats[name, rank], None)
+            self._outcomes += pool.end_leases("worker_lost", pool.seats[name, rank])
+            pool.close_seat((name, rank))
         for turn in [turn for turn in self.turns.values() if turn.place is not None and turn.place[0] == name]:
             self._over(turn)
 
@@ -188,77 +170,104 @@ class Scheduled:
                 empty = next((each for each, pool in self.pools.items() if self._is_deserted(each, pool)), None)
                 if empty is None:
                     return None
-                del self.pools[empty]
-            policy = make_policy(self.name, self._parameters, Given(choose=self._choose))
-            pool = self.pools[name] = Pool(policy, self._now)
-            policy.begin(Fleet((), self._residency))
+                self._outcomes += self.pools.pop(empty).end_pauses("policy_restarted")
+                self.remembered.forget(empty)
+            pool = self.pools[name] = Pool(name, self._remembered(name), self._now)
+            pool.restorable = not self.remembered.is_read
+            self._begin(pool)
         return pool
 
     def _is_deserted(self, name: str, pool: Pool) -> bool:
         return not pool.seats and all(turn.pool != name for turn in self.turns.values())
 
-    def _pool_of(self, workers: Sequence[Worker]) -> str | None:
+    def _pool_of(self, workers: Sequence[Worker]) -> Pool | None:
         """The pool of the first of these that has a seat."""
         for worker in workers:
             known = self._workers.get(worker.name)
             if known is not None:
-                return known[0]
+                return self.pools[known.pool]
         return None
 
-    def _residency(self, number: int) -> list[int] | None:
-        """Blocks of the turn's prompt by seat; ``None`` where no seat's cache is known."""
+    def _residency(self, number: int) -> Sequence[int] | None:
         turn = self._numbers.get(number)
-        view = turn.view if turn is not None else None
-        if turn is None or view is None or view.matches is None:
-            return None
-        pool = self.pools[turn.pool]
-        blocks, is_blind = [0] * (max(pool.places, default=-1) + 1), True
-        for seat, place in pool.places.items():
-            match = view.matches.get(place)
-            if match is not None and match.health != "blind":
-                blocks[seat], is_blind = match.blocks.reach, False
-        return None if is_blind else blocks
+        return self.pools[turn.pool].residency(turn.view) if turn is not None else None
+
+    def _loadable(self, number: int) -> Sequence[float] | None:
+        turn = self._numbers.get(number)
+        return self.pools[turn.pool].loadable(turn.view) if turn is not None else None
 
     # Turns
 
-    def ready(self, request: AdmitRequest, workers: Sequence[Worker], index: int, view: IndexView | None) -> bool:
-        """The request may run from now on. ``workers`` serve its model; ``index`` counts its session's turns.
+    def ready(
+        self,
+        request: AdmitRequest,
+        workers: Sequence[Worker],
+        index: int,
+        view: IndexView | None,
+        verdict: Verdict = NO_VERDICT,
+    ) -> bool:
+        """The request may run from now on. ``workers`` serve its model; ``index`` counts its session's turns;
+        ``verdict``: what users' policies say.
 
         ``False``: there is no seat for it, and no policy has heard of it.
         """
-        pool_name = self._pool_of(workers)
-        if pool_name is None or request.request_id in self.turns:
+        pool = self._pool_of(workers)
+        if pool is None or pool.policy is None or request.request_id in self.turns:
             return False
-        turn = self._turn(request.request_id, pool_name, request.identity, request.kind, request.model)
+        turn = self._turn(request, pool, index, request.max_output_tokens)
+        turn.facts = advised(turn.facts, verdict, pool.seats)
         turn.view = view
-        pool = self.pools[pool_name]
-        facts = self._facts(turn, index, request.input_tokens, request.max_output_tokens)
-        self._take_in(pool, pool.policy.turn_ready(self._now, facts))
+        self._tell_ready(pool, turn)
         return True
 
-    def runs(self, record: RequestRecord, worker: str, rank: int, index: int = 0) -> None:
-        """The request runs there, whoever has sent it."""
+    def let_at_once(self, request_id: str) -> Let | None:
+        """Where the policy has sent a request that it was just told of, taken out of the answers."""
+        turn = self.turns.get(request_id)
+        if turn is None or turn.place is None:
+            return None
+        let = next(each for each in self._outcomes if isinstance(each, Let) and each.request_id == request_id)
+        self._outcomes.remove(let)
+        return let
+
+    def runs(self, record: RequestRecord, worker: str, rank: int, index: int = 0, held_s: float = 0.0) -> None:
+        """The request runs there, whoever has sent it, and held it for so long."""
         known = self._workers.get(worker)
         place = worker, rank
-        if record.request_id in self.turns or known is None or place not in self.pools[known[0]].seats:
+        if record.request_id in self.turns or known is None or place not in self.pools[known.pool].seats:
             return
-        turn = self._turn(record.request_id, known[0], record.identity, record.kind, record.model)
+        pool = self.pools[known.pool]
+        turn = self._turn(record, pool, index, None, held_s)
         turn.place = place
-        pool = self.pools[known[0]]
-        facts = self._facts(turn, index, record.input_tokens, None)
-        self._take_in(pool, pool.policy.turn_runs(self._now, facts, pool.seats[place]))
+        self._tell_runs(pool, turn, pool.seats[place])
 
     def place_of(self, request_id: str) -> Place | None:
         """Where the policy has the request run."""
         turn = self.turns.get(request_id)
         return turn.place if turn is not None else None
 
+    def place_in_line(self, request_id: str) -> int | None:
+        """The request's place in the policy's order, counted from 1; ``None``: it does not wait, or nobody knows."""
+        turn = self.turns.get(request_id)
+        if turn is None or turn.place is not None:
+            return None
+        before = self._ask(self.pools[turn.pool], "place", lambda policy: policy.place(turn.number))
+        return None if before is None else before + 1
+
+    def has_turn(self, key: SessionKey) -> bool:
+        """Whether a turn of the session runs or waits."""
+        name = key.text()
+        return any((pool, name) in self._of_program for pool in self.pools)
+
+    def figures(self, pool: Pool, seat: int) -> Mapping[str, float]:
+        """What the policy goes by at the seat, by name."""
+        return self._ask(pool, "figures", lambda policy: policy.figures(seat)) or {}
+
     def first_token(self, request_id: str) -> None:
         """Its prompt is computed."""
         turn = self.turns.get(request_id)
         if turn is not None:
-            pool = self.pools[turn.pool]
-            self._take_in(pool, pool.policy.first_token(self._now, turn.number))
+            number = turn.number
+            self._tell(self.pools[turn.pool], "first_token", lambda policy: policy.first_token(self._now, number))
 
     def finished(self, fact: RequestEnd, input_tokens: int) -> None:
         """It ran to its end. ``input_tokens``: of its prompt, where the engine did not say."""
@@ -268,21 +277,25 @@ class Scheduled:
         if turn.place is None:  # it waited, and ran somewhere that we were not told of
             self.withdraw(fact.request_id)
             return
-        pool = self.pools[turn.pool]
+        pool, name = self.pools[turn.pool], turn.program.name
         usage = fact.usage
-        final = turn.program.single or fact.kind == "final" or bool(fact.identity.final)
+        tool = fact.tool_names[0] if fact.tool_names else None
+        is_over = self._sub_agents.ended(name, tool, completed=True)
         facts = TurnUsage(
             turn=turn.number,
-            program=turn.program.name,
+            program=name,
             seat=pool.seats[turn.place],
             prompt_tokens=usage.input_tokens if usage.input_tokens is not None else input_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens or 0,
-            tool=fact.tool_names[0] if fact.tool_names else None,
-            final=final,
+            tool=tool,
+            final=turn.program.single or fact.kind == "final" or bool(fact.identity.final) or is_over,
+            spawned=self._sub_agents.of(name),
         )
+        if facts.final:
+            self._sub_agents.forget(name)
         self._forget(turn)
-        self._take_in(pool, pool.policy.turn_finished(self._now, facts))
+        self._tell(pool, "turn_finished", lambda policy: policy.turn_finished(self._now, facts))
 
     def withdraw(self, request_id: str) -> None:
         """It is over without usage, or waits no more: all that it booked is given back."""
@@ -293,32 +306,102 @@ class Scheduled:
     def closed(self, key: SessionKey) -> None:
         """The session is over."""
         name = key.text()
+        self._sub_agents.forget(name)
+        self._close(name)
+
+    def lease_advice(self, key: SessionKey, keep: bool, until: float | None) -> None:
+        """What users' policies say of the KV that an idle session keeps; ``until`` in Unix seconds."""
+        name = key.text()
         for pool in self.pools.values():
-            self._take_in(pool, pool.policy.program_closed(self._now, name))
+            if any(program == name for program, _ in pool.leases):
+                self._tell(pool, "lease_advice", lambda policy: policy.lease_advice(self._now, name, keep, until))
+
+    def tool_event(self, fact: ToolEvent) -> None:
+        """A harness says how long a call took. What was only inferred from requests, we know ourselves."""
+        seconds = tool_seconds(fact)
+        if seconds is None:
+            return
+        name = fact.session.text()
+        for pool in self.pools.values():
+            self._tell(pool, "tool_ended", lambda policy: policy.tool_ended(self._now, name, fact.tool_class, seconds))
+
+    # What is known from before
+
+    def read_learned(self, values: Mapping[str, bytes]) -> None:
+        """All that is stored of pools. One that began before this was known begins again with it."""
+        self.remembered.read(values)
+        for pool in self.pools.values():
+            if pool.restorable and self.remembered.has(pool.name):
+                pool.learned = self._remembered(pool.name)
+                self._set_costs(pool)
+                self._begin(pool)
+            pool.restorable = False
+
+    def _remembered(self, name: str) -> LearnedPool:
+        learned, refused = self.remembered.begun(name)
+        for error in refused:
+            self._notice("learned_state_refused", pool=name, part=error.part, reason=error.reason, detail=str(error))
+        return learned
+
+    def calibrated(self, key: str, payload: bytes | None) -> None:
+        """A measured curve, or none any more."""
+        self._outcomes += self.costs.take(key, payload)
+        for pool in self.pools.values():
+            self._set_costs(pool)
+
+    def _set_costs(self, pool: Pool) -> None:
+        names = (name for name, known in self._workers.items() if known.pool == pool.name)
+        self._outcomes += self.costs.apply(pool, (self._profiles[name] for name in names))
 
     # Inside
 
-    def _turn(self, request_id: str, pool: str, identity: SessionIdentity, kind: RequestKind, model: str) -> Turn:
-        """A turn that is not known yet, of a program that the policy knows from now on."""
+    def _turn(
+        self, request: AdmitRequest | RequestRecord, pool: Pool, index: int, most: int | None, held_s: float = 0.0
+    ) -> Turn:
+        """A turn that is not known yet, of a program that the policy is to know. ``most``: tokens of its answer."""
         self._count += 1
-        turn = Turn(request_id, pool, self._count, _program(request_id, identity, kind, model), identity.key)
-        self.turns[request_id] = self._numbers[turn.number] = turn
-        self._of_program[pool, turn.program.name] += 1
-        self.pools[pool].policy.program_arrives(self._now, turn.program)
+        program = program_of(request.request_id, request.identity, request.kind, request.model)
+        if not program.single:
+            for child in self._sub_agents.began(program.name, program.parent):
+                self._close(child)
+        facts = TurnFacts(
+            turn=self._count,
+            program=program.name,
+            index=index,
+            prompt_tokens=max(1, request.input_tokens),
+            max_output_tokens=most if most is not None and most > 0 else None,
+            held_s=held_s,
+        )
+        turn = Turn(request.request_id, pool.name, self._count, program, request.identity.key, facts, self._now)
+        self.turns[request.request_id] = self._numbers[turn.number] = turn
+        self._of_program[pool.name, program.name] += 1
         return turn
 
-    @staticmethod
-    def _facts(turn: Turn, index: int, input_tokens: int, max_output_tokens: int | None) -> TurnFacts:
-        most = max_output_tokens if max_output_tokens is not None and max_output_tokens > 0 else None
-        return TurnFacts(turn.number, turn.program.name, index, max(1, input_tokens), most)
+    def _tell_ready(self, pool: Pool, turn: Turn) -> None:
+        def act(policy: Policy) -> Actions:
+            policy.program_arrives(self._now, turn.program)
+            return policy.turn_ready(self._now, turn.facts)
+
+        self._tell(pool, "turn_ready", act, turn)
+
+    def _tell_runs(self, pool: Pool, turn: Turn, seat: int) -> None:
+        def act(policy: Policy) -> Actions:
+            policy.program_arrives(self._now, turn.program)
+            return policy.turn_runs(self._now, turn.facts, seat)
+
+        self._tell(pool, "turn_runs", act)
+
+    def _close(self, name: str) -> None:
+        for pool in self.pools.values():
+            self._tell(pool, "program_closed", lambda policy: policy.program_closed(self._now, name))
 
     def _over(self, turn: Turn) -> None:
         self._forget(turn)
-        pool = self.pools[turn.pool]
-        self._take_in(pool, pool.policy.turn_aborted(self._now, turn.number))
-        name = turn.program.name
+        pool, name, number = self.pools[turn.pool], turn.program.name, turn.number
+        self._sub_agents.ended(name)
+        self._tell(pool, "turn_aborted", lambda policy: policy.turn_aborted(self._now, number))
         if (turn.pool, name) not in self._of_program and (turn.program.single or not self._is_known(turn.key)):
-            self._take_in(pool, pool.policy.program_closed(self._now, name))
+            self._tell(pool, "program_closed", lambda policy: policy.program_closed(self._now, name))
 
     def _forget(self, turn: Turn) -> None:
         del self.turns[turn.request_id], self._numbers[turn.number]
@@ -326,19 +409,100 @@ class Scheduled:
         self._of_program[entry] -= 1
         if not self._of_program[entry]:
             del self._of_program[entry]
+            if turn.program.name in self.pools[turn.pool].paused:  # from now on nothing of it runs or waits
+                self._outcomes.append(PauseTold(turn.key, "paused", None, "policy"))
 
-    def _take_in(self, pool: Pool, actions: Actions) -> None:
-        for action in actions:
-            outcome = self._outcome(pool, action)
-            if outcome is not None:
-                self._outcomes.append(outcome)
+    # The border to the policy
+
+    def _tell(self, pool: Pool, call: str, act: Callable[[Policy], Actions | None], turn: Turn | None = None) -> None:
+        """Tell the policy, and take its answer in. ``turn``: placed by cost should the policy fail."""
+        policy = pool.policy
+        if policy is None:
+            return
+        try:
+            for action in act(policy) or ():
+                outcome = self._outcome(pool, action)
+                if outcome is not None:
+                    self._outcomes.append(outcome)
+        except Exception as error:  # noqa: BLE001 - the border to the policy: whatever it raises, requests go on
+            self._broke(pool, call, error, turn)
+
+    def _ask(self, pool: Pool, call: str, act: Callable[[Policy], T]) -> T | None:
+        """What the policy says to a question that changes nothing."""
+        try:
+            return act(pool.policy) if pool.policy is not None else None
+        except Exception as error:  # noqa: BLE001 - as in `_tell`
+            self._broke(pool, call, error, None)
+            return None
+
+    def _broke(self, pool: Pool, call: str, error: Exception, turn: Turn | None) -> None:
+        pause = pool.pause_s(self._now)
+        self._failed(pool, call, error, pause)
+        pool.policy = None
+        if turn is not None and turn.place is None and turn.request_id in self.turns:
+            self._turn_away(turn)
+        pool.learned = self._renewed(pool.learned)
+        if pause:
+            self._stand_still(pool, self._now + pause)
+        else:
+            self._begin(pool)
+
+    def _failed(self, pool: Pool, call: str, error: Exception, pause_s: float) -> None:
+        self.failed[call] += 1
+        self._notice("policy_failed", pool=pool.name, policy=self.name, call=call, detail=repr(error), pause_s=pause_s)
+
+    def _renewed(self, learned: LearnedPool) -> LearnedPool:
+        try:
+            return renewed(learned)
+        except Exception as error:  # noqa: BLE001 - as in `_tell`: it may be what broke the policy
+            self.failed["learned"] += 1
+            self._notice("learned_state_lost", detail=repr(error))
+            return LearnedPool(work_cost=learned.work_cost, reload_cost=learned.reload_cost)
+
+    def _turn_away(self, turn: Turn) -> None:
+        self._forget(turn)
+        self._sub_agents.ended(turn.program.name)
+        self._outcomes.append(TurnedAway(turn.request_id, "policy_failed"))
+
+    def _stand_still(self, pool: Pool, until: float) -> None:
+        """Without a policy until then: whoever waits is placed by cost."""
+        pool.policy, pool.tick_s, pool.retry_at = None, None, until
+        self._outcomes += [*pool.end_leases("policy_restarted"), *pool.end_pauses("policy_restarted")]
+        for turn in [each for each in self.turns.values() if each.pool == pool.name and each.place is None]:
+            self._turn_away(turn)
+
+    def _begin(self, pool: Pool) -> None:
+        """A new policy for the pool, told of its seats, and of what runs and waits."""
+        self._outcomes += [*pool.end_leases("policy_restarted"), *pool.end_pauses("policy_restarted")]
+        try:
+            policy = make_policy(self.name, self._parameters, Given(choose=self._choose, learned=pool.learned))
+            policy.begin(Fleet((), self._residency, self._loadable))
+            pool.tick_s = policy.tick_s
+        except Exception as error:  # noqa: BLE001 - as in `_tell`
+            self._failed(pool, "begin", error, BEGIN_AGAIN_S)
+            self._stand_still(pool, self._now + BEGIN_AGAIN_S)
+            return
+        pool.policy, pool.retry_at, pool.ticked = policy, float("inf"), self._now
+        for place, facts in pool.sizes.items():
+            self._tell_seat(pool, pool.seats[place], facts)
+        turns = [turn for turn in self.turns.values() if turn.pool == pool.name]
+        for turn in sorted(turns, key=lambda each: (each.place is None, each.number)):
+            if pool.policy is not policy or turn.request_id not in self.turns:
+                return  # it failed again
+            if turn.program.arrival is None:
+                turn.program = replace(turn.program, arrival=turn.since)
+            if turn.place is None:
+                self._tell_ready(pool, turn)
+            elif turn.place in pool.sizes:  # else its worker goes, and its end comes
+                self._tell_runs(pool, turn, pool.seats[turn.place])
+
+    # What it answers
 
     def _outcome(self, pool: Pool, action: Action) -> Outcome | None:
         if isinstance(action, LeaseChange):
-            place = pool.places.get(action.seat)
-            if place is None or ":" in action.program:
-                return None
-            return LeaseTold(SessionKey.from_text(action.program), *place, action.state, action.numbers)
+            return pool.lease_changed(action, self.epoch, self._now, self._lease_s)
+        if isinstance(action, PauseChange):
+            return pool.pause_changed(action)
         if not isinstance(action, Admission | Refusal):
             self.ignored[type(action).__name__.lower()] += 1
             return None
@@ -347,27 +511,10 @@ class Scheduled:
             return None
         if isinstance(action, Refusal):
             self._forget(turn)
+            self._sub_agents.ended(turn.program.name)
             return TurnedAway(turn.request_id, action.reason)
         place = turn.place = pool.places[action.seat]
         return Let(turn.request_id, *place, action.priority)
 
-
-def _sizes(worker: Worker | None) -> tuple[str, int, WorkerFacts] | None:
-    """Pool, ranks and sizes of a worker that can be a seat."""
-    if worker is None or not worker.placeable:
-        return None
-    profile = worker.state.profile
-    if not profile.kv_tokens or profile.block_size is None:
-        return None
-    return profile.model, max(profile.ranks, 1), WorkerFacts(profile.kv_tokens, profile.block_size)
-
-
-def _program(request_id: str, identity: SessionIdentity, kind: RequestKind, model: str) -> ProgramFacts:
-    """A side request is no turn of its session: it is a program of its own, as a request without a session is. No name
-    of those is a session's, which has no colon in it."""
-    if kind not in MOVES_SESSION:
-        return ProgramFacts(f"{kind}:{request_id}", kind, None, model, single=True)
-    if identity.key.family == "request":
-        return ProgramFacts(f"request:{request_id}", "", None, model, single=True)
-    parent = identity.parent.text() if identity.parent is not None else None
-    return ProgramFacts(identity.key.text(), identity.key.family, parent, model)
+    def _notice(self, event: str, **fields: str | int | float) -> None:
+        self._outcomes.append(Noticed(event, fields))

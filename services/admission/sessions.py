@@ -14,19 +14,25 @@ from typing import Literal
 from schemas.request import Usage
 from schemas.session import MOVES_SESSION, RequestKind, SessionIdentity, SessionKey
 
-FactState = Literal["opened", "acting", "closed"]
+FactState = Literal["opened", "acting", "paused", "resumed", "closed"]
 """The transitions that the bus is told."""
+
+MAX_TOOLS = 64
+MAX_TOOL_CHARACTERS = 128
+"""Of the names that one turn called: they are the model's words."""
 
 MAX_ID_CHARACTERS = 256 * 1024 * 1024
 """Of all sessions together: ids are the client's, and a header may have tens of thousands of characters."""
 
 
 class SessionState(Enum):
-    """``OPENED``: known, no turn yet. ``REASONING``: a turn runs. ``ACTING``: its tools run. ``CLOSED``: over."""
+    """``OPENED``: known, no turn yet. ``REASONING``: a turn runs. ``ACTING``: its tools run. ``PAUSED``: none runs, and
+    the policy lets none. ``CLOSED``: over."""
 
     OPENED = "opened"
     REASONING = "reasoning"
     ACTING = "acting"
+    PAUSED = "paused"
     CLOSED = "closed"
 
 
@@ -37,6 +43,8 @@ class SessionEvent(Enum):
     TURN_ENDED = "turn_ended"
     LAST_TURN_ENDED = "last_turn_ended"
     FINAL_TURN_ENDED = "final_turn_ended"
+    PAUSED = "paused"
+    RESUMED = "resumed"
     EXPIRED = "expired"
 
 
@@ -48,14 +56,29 @@ TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (SessionState.REASONING, SessionEvent.LAST_TURN_ENDED): SessionState.ACTING,
     (SessionState.REASONING, SessionEvent.FINAL_TURN_ENDED): SessionState.CLOSED,
     (SessionState.ACTING, SessionEvent.TURN_BEGAN): SessionState.REASONING,
+    (SessionState.ACTING, SessionEvent.PAUSED): SessionState.PAUSED,
     (SessionState.ACTING, SessionEvent.EXPIRED): SessionState.CLOSED,
+    (SessionState.PAUSED, SessionEvent.RESUMED): SessionState.ACTING,
+    (SessionState.PAUSED, SessionEvent.EXPIRED): SessionState.CLOSED,
 }
 """Every move there is; a pair that is not here is a bug of the caller (`KeyError`)."""
 
 
 @dataclass(slots=True)
+class Pause:
+    """Why a session is paused. ``request_id``: its turn that waits, empty where the policy paused it while it was idle.
+    ``place_in_line``: of that turn when it was paused, in the policy's order, where that is known."""
+
+    reason: str
+    request_id: str = ""
+    place_in_line: int | None = None
+
+
+@dataclass(slots=True)
 class Session:
-    """One session. ``context_tokens``: prompt and answer of its last turn. ``touched``: Unix seconds."""
+    """One session. ``context_tokens``: prompt and answer of its last turn, ``tools``: what that called. ``touched``:
+    Unix seconds. ``pause``: while it is paused. ``digest``: of its last turn's body; ``answered``: that one
+    was completed."""
 
     identity: SessionIdentity
     model: str
@@ -67,16 +90,26 @@ class Session:
     worker: str | None = None
     rank: int | None = None
     final: bool = False
+    tools: tuple[str, ...] = ()
+    pause: Pause | None = None
+    digest: bytes = b""
+    answered: bool = False
+
+    def is_resent(self, digest: bytes) -> bool:
+        """Whether a turn with this body is its last one again, which has not come through."""
+        return bool(digest) and digest == self.digest and not self.answered
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """A transition to tell the bus, with its numbers (tokens, turns)."""
+    """A transition to tell the bus, with its numbers (tokens, turns). ``place``: (worker, rank) where a session that is
+    resumed goes next, if that is known."""
 
     session: Session
     state: FactState
     reason: str | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    place: tuple[str, int] | None = None
 
 
 class SessionTable:
@@ -88,6 +121,8 @@ class SessionTable:
         self._max_id_characters = max_id_characters
         self.id_characters = 0
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
+        self.paused: dict[SessionKey, None] = {}
+        """In the order in which they were paused."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -102,8 +137,11 @@ class SessionTable:
             counts[session.state.value] += 1
         return counts
 
-    def begin_turn(self, identity: SessionIdentity, model: str, kind: RequestKind, now: float) -> list[SessionChange]:
-        """A turn was placed: call once per request, however often it is placed anew."""
+    def begin_turn(
+        self, identity: SessionIdentity, model: str, kind: RequestKind, now: float, digest: bytes = b""
+    ) -> list[SessionChange]:
+        """A turn was placed: call once per request, however often it is placed anew. A pause is over (`resume`) before
+        it. ``digest``: of its body: one that is sent again because it did not come through is no other turn."""
         if kind not in MOVES_SESSION:
             return []
         changes: list[SessionChange] = []
@@ -119,15 +157,43 @@ class SessionTable:
         session.identity, session.model = identity, model
         session.state = TRANSITIONS[session.state, SessionEvent.TURN_BEGAN]
         session.in_flight += 1
-        session.turns += 1
+        session.turns += not session.is_resent(digest)
+        session.digest, session.answered = digest, False
         session.final = session.final or kind == "final" or bool(identity.final)
         return changes
+
+    def pause(self, key: SessionKey, pause: Pause, numbers: dict[str, float]) -> list[SessionChange]:
+        """The policy lets no turn of the session run. Only of one that is idle, and has run somewhere that is not lost:
+        others have no KV that anybody could move."""
+        session = self._sessions.get(key)
+        if session is None or session.state is not SessionState.ACTING or session.worker is None:
+            return []
+        session.state = TRANSITIONS[session.state, SessionEvent.PAUSED]
+        session.pause = pause
+        self.paused[key] = None
+        return [SessionChange(session, "paused", pause.reason, numbers)]
+
+    def resume(self, key: SessionKey, reason: str, place: tuple[str, int] | None) -> list[SessionChange]:
+        """It is not paused any more, if it was."""
+        session = self._sessions.get(key)
+        if session is None or session.state is not SessionState.PAUSED:
+            return []
+        session.state = TRANSITIONS[session.state, SessionEvent.RESUMED]
+        session.pause = None
+        del self.paused[key]
+        return [SessionChange(session, "resumed", reason, place=place)]
 
     def placed(self, key: SessionKey, kind: RequestKind, worker: str, rank: int) -> None:
         """The session's turn runs (or was tried again) on this rank."""
         session = self._sessions.get(key)
         if session is not None and kind in MOVES_SESSION:
             session.worker, session.rank = worker, rank
+
+    def called(self, key: SessionKey, kind: RequestKind, tools: tuple[str, ...]) -> None:
+        """A turn of the session is over, and called these tools."""
+        session = self._sessions.get(key)
+        if session is not None and kind in MOVES_SESSION:
+            session.tools = tuple(tool[:MAX_TOOL_CHARACTERS] for tool in tools[:MAX_TOOLS])
 
     def leave(self, key: SessionKey, kind: RequestKind, worker: str) -> None:
         """The session's turn failed on this worker: do not prefer it."""
@@ -144,6 +210,7 @@ class SessionTable:
             return []
         self._touch(session, now)
         session.in_flight -= 1
+        session.answered = session.answered or reason == "completed"
         prompt = usage.input_tokens if usage.input_tokens is not None else input_tokens
         if prompt:
             session.context_tokens = prompt + (usage.output_tokens or 0)
@@ -205,6 +272,7 @@ class SessionTable:
 
     def _drop(self, key: SessionKey) -> None:
         self.id_characters -= _id_characters(self._sessions.pop(key).identity)
+        self.paused.pop(key, None)
 
     @staticmethod
     def _expired(session: Session, reason: str) -> SessionChange:

@@ -6,9 +6,10 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from bus import subjects
@@ -17,6 +18,7 @@ from bus.facts import GapCounter, subject_family
 from bus.interface import TURN_S, Bus, BusMessage, Endpoint, ServedEndpoints
 from bus.leadership import Leadership
 from bus.log import EventLog
+from bus.policy_asking import ask_policy
 from bus.rows import RowCollector, RowPublisher
 from bus.service import package_version
 from bus.tasks import Tasks
@@ -26,13 +28,22 @@ from schemas.decision import Decision
 from schemas.index import MatchReply
 from schemas.ingress import IngressState
 from schemas.placed import Placed
-from schemas.policy import RouteAnswer
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
 from schemas.session import SessionFact
+from schemas.tool import ToolEvent
 from schemas.worker import WorkerState
 from services.admission.config import AdmissionSettings
 from services.admission.core import Core
-from services.admission.effects import AskIndex, AskPolicy, Effect, Publish, PublishDecision, Reply, WriteRow
+from services.admission.decision_rows import decision_row, message_id
+from services.admission.effects import (
+    AskIndex,
+    AskPolicy,
+    Effect,
+    Publish,
+    PublishDecision,
+    Reply,
+    WriteRow,
+)
 from services.admission.events import (
     Accepted,
     AdmitAsked,
@@ -46,18 +57,26 @@ from services.admission.events import (
     LeadershipChanged,
     MatchAnswered,
     MatchFailed,
+    PauseHeard,
     PolicyAnswered,
     PolicyFailed,
     Tick,
+    ToolTold,
     WorkerStated,
 )
 from services.admission.metrics import AdmissionMetrics
+from services.admission.outcomes import Noticed
+from services.admission.remembered import Stored
 from services.admission.shell_index import OwnIndex, OwnIndexError
+from services.admission.shell_stores import Stores
+from services.admission.shell_unanswered import Unanswered
 
 log = EventLog(__name__)
 
 LEADER_KEY = "admission"
 TICK_S = 0.1
+HEADERS_BYTES = 4096
+"""Of a message, at most."""
 _OF_ASKS = (AdmitAsked, MatchAnswered, MatchFailed, PolicyAnswered, PolicyFailed)
 """Events that end in an answer to an ask."""
 
@@ -73,7 +92,8 @@ class AdmissionService:
         self._registry = registry
         self._core = Core(settings, settings.instance, random.Random(settings.seed).randrange, time.time())  # noqa: S311
         self._gaps = GapCounter()
-        self._metrics = AdmissionMetrics(self._core, self._gaps)
+        self._unanswered = Unanswered()
+        self._metrics = AdmissionMetrics(self._core, self._gaps, lambda: self._unanswered.dropped)
         self._bus: Bus
         self._tasks: Tasks
         self._rows: RowPublisher
@@ -82,12 +102,14 @@ class AdmissionService:
         self._served: ServedEndpoints | None = None
         self._request_facts: dict[str, Callable[[BusMessage], None]] = {}
         self._own = OwnIndex(settings) if settings.index == "own" else None
+        self._stores = Stores(self._handle) if self._core.state.scheduled is not None else None
         self._loop: asyncio.AbstractEventLoop
         self._unsaid: list[Publish | PublishDecision] = []
         self._events: deque[Event] = deque()
         self._questions: deque[AskIndex] = deque()  # to our own index; as many at most as may be open
         self._answers_later = False
         self._handling = False
+        self._traced = False
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Listen to facts first, then answer, then try to lead."""
@@ -101,6 +123,10 @@ class AdmissionService:
             self._registry.register(self._own)
             await self._own.start(bus, tasks)
             await bus.subscribe(f"{subjects.ROOT}.placed.*", self._on_placed)
+        if self._stores is not None and self._core.state.scheduled is not None:
+            self._core.state.scheduled.remembered.most_bytes = bus.max_payload - HEADERS_BYTES
+            await self._stores.start(bus, tasks)
+            await bus.subscribe(f"{subjects.ROOT}.tool.*.*", self._facts(ToolEvent, ToolTold))
         await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._facts(WorkerState, self._worker_stated))
         await bus.subscribe(f"{subjects.ROOT}.ingress.state.*", self._facts(IngressState, IngressStated))
         self._request_facts = {
@@ -112,13 +138,15 @@ class AdmissionService:
         # One subscription for all of a request's life: its facts come in the order they were sent.
         await bus.subscribe(f"{subjects.ROOT}.request.*.*", self._on_request_fact)
         await bus.subscribe(f"{subjects.ROOT}.decision.*", self._on_decision)
+        for state in ("paused", "resumed"):
+            await bus.subscribe(f"{subjects.ROOT}.session.{state}.*", self._facts(SessionFact, PauseHeard))
         endpoints = [
             Endpoint("admit", f"{subjects.ROOT}.admit.*", self._on_admit, queue=""),
             Endpoint("cancel", f"{subjects.ROOT}.admit.cancel.*", self._on_cancel, queue=""),
         ]
-        metadata = {"instance": self._settings.instance, "index": self._settings.index}
-        if self._settings.route_policy:
-            metadata["route_policy"] = self._settings.route_policy
+        metadata = {"instance": self._settings.instance, "index": self._settings.index, "policy": self._settings.policy}
+        if self._settings.policies:
+            metadata["policies"] = msgspec.json.encode(self._settings.policies).decode()
         self._served = await bus.serve(
             "tidegate-admission",
             package_version(),
@@ -133,7 +161,7 @@ class AdmissionService:
             incarnation=str(time.time_ns()),
             lease_s=self._settings.lease_s,
             renew_s=self._settings.renew_s,
-            changed=lambda epoch: self._handle(LeadershipChanged(epoch)),
+            changed=self._lead,
         )
         tasks.start("leadership", self._leadership.run())
         tasks.start("tick", self._tick())
@@ -148,8 +176,10 @@ class AdmissionService:
 
     async def stop(self, timeout_s: float) -> None:
         """Give the lead back at once, so that a standby takes over while rows are still being written."""
+        learned = self._core.stored_at_stop(time.time())
         await self._leadership.give_back()
         self._say()
+        await self._store_last(learned, timeout_s)
         if self._served is not None:
             await self._served.stop()
         if self._own is not None:
@@ -158,6 +188,17 @@ class AdmissionService:
         await self._rows.drain(timeout_s)
         self._registry.unregister(self._metrics)
         self._registry.unregister(self._row_metrics)
+
+    async def _store_last(self, learned: list[Stored], timeout_s: float) -> None:
+        """What was learned since the last time. A new leader stores its own no sooner than half a minute from now."""
+        if self._stores is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s / 2):
+                for value in learned:
+                    await self._stores.write(value)
+        except TimeoutError:
+            log.warning("learned_not_stored", pools=len(learned))
 
     # In
 
@@ -203,7 +244,10 @@ class AdmissionService:
             self._own.placed(fact)
 
     def _on_admit(self, message: BusMessage) -> None:
-        if not message.reply or not self._core.leading:
+        if not message.reply:
+            return
+        if not self._core.leading:
+            self._unanswered.add(message, time.monotonic())
             return
         request = self._decode(message, AdmitRequest, from_msgpack)
         if request is not None:
@@ -213,6 +257,13 @@ class AdmissionService:
         cancel = self._decode(message, AdmitCancel, from_msgpack)
         if cancel is not None:
             self._handle(AdmitCancelled(cancel))
+
+    def _lead(self, epoch: int | None) -> None:
+        """We lead, or no more. What was asked while nobody did is answered."""
+        self._handle(LeadershipChanged(epoch))
+        if epoch is not None:
+            for message in self._unanswered.take(time.monotonic()):
+                self._on_admit(message)
 
     def _leads(self) -> bool:
         """Whether the lease holds at this moment, even if this process slept and has not noticed yet."""
@@ -295,6 +346,10 @@ class AdmissionService:
                 self._tasks.start(f"index-{effect.ticket}", self._ask_index(effect))
             case AskPolicy():
                 self._tasks.start(f"policy-{effect.ticket}", self._ask_policy(effect))
+            case Noticed(name, fields, is_fault):
+                (log.warning if is_fault else log.info)(name, **fields)
+            case Stored() if self._stores is not None:
+                self._stores.store(effect)
             case WriteRow(row, model, session, message_id):
                 self._rows.publish(subjects.trace("request_end", model, session), to_json(row), message_id)
 
@@ -308,14 +363,29 @@ class AdmissionService:
                 decision = effect.fact()
                 self._metrics.granted(decision)
                 self._publish(subjects.decision(decision.worker), to_json(decision))
+                if self._settings.trace_decisions:
+                    self._trace(decision)
             else:
                 fact = effect.fact
                 self._publish(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
 
-    def _publish(self, subject: str, payload: bytes) -> None:
+    def _trace(self, decision: Decision) -> None:
+        """Its row into the stream, sent once: an acknowledgement costs ten times the row, and the request's own row
+        shows by its grant when this one is missing. The first one is acknowledged: that makes the stream."""
+        if not self._bus.connected:
+            self._metrics.decision_rows_dropped += 1
+            return
+        payload = to_json(decision_row(decision, self._settings.trace_candidates))
+        subject = subjects.trace("decision", decision.model, decision.identity.key.text())
+        if self._traced:
+            self._publish(subject, payload, {subjects.MESSAGE_ID: message_id(decision)})
+        else:
+            self._traced = self._rows.publish(subject, payload, message_id(decision))
+
+    def _publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """One message; what cannot be sent is counted and takes nothing else with it."""
         try:
-            self._bus.publish(subject, payload)
+            self._bus.publish(subject, payload, headers)
         except (BusError, ValueError) as error:
             reason = error.reason if isinstance(error, BusError) else "bad_subject"
             self._metrics.publish_failed[reason] += 1
@@ -343,18 +413,13 @@ class AdmissionService:
             self._handle(MatchAnswered(effect.ticket, reply))
 
     async def _ask_policy(self, effect: AskPolicy) -> None:
-        subject = subjects.policy("route", effect.name)
-        try:
-            answer = await self._bus.request(subject, to_json(effect.question), timeout_s=effect.deadline_ms / 1000)
-            chosen = from_json(answer.payload, RouteAnswer)
-        except NoRespondersError:
-            self._handle(PolicyFailed(effect.ticket, "absent"))
-        except BusTimeoutError:
-            self._handle(PolicyFailed(effect.ticket, "late"))
-        except (BusError, BadMessageError):
-            self._handle(PolicyFailed(effect.ticket, "unusable"))
-        else:
-            self._handle(PolicyAnswered(effect.ticket, chosen))
+        began = self._loop.time()
+        said = await ask_policy(self._bus, effect.ask, effect.name, effect.question, effect.deadline_ms / 1000)
+        if isinstance(said, str):
+            self._handle(PolicyFailed(effect.ticket, said))
+            return
+        self._metrics.policy_answers.labels(effect.name, effect.ask).observe(self._loop.time() - began)
+        self._handle(PolicyAnswered(effect.ticket, said))
 
 
 def _subject(fact: Placed | SessionFact | RequestEnd) -> str:

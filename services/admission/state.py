@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.request import Usage
+from schemas.session import MOVES_SESSION, SessionKey
 from services.admission.config import AdmissionSettings
 from services.admission.counters import Counters
 from services.admission.effects import Effect, Publish
 from services.admission.facts import FactWriter
 from services.admission.grants import Ledger, OpenGrant
-from services.admission.placement import Choose
+from services.admission.outcomes import LeaseTold
 from services.admission.requests import RequestRecord, RequestTable
-from services.admission.scheduled import LeaseTold, Scheduled
-from services.admission.sessions import SessionChange, SessionTable
+from services.admission.scheduled import Scheduled
+from services.admission.scoring import Choose
+from services.admission.sessions import Pause, SessionChange, SessionTable
 from services.admission.workers import Fleet
 
 
@@ -44,6 +46,7 @@ class AdmissionState:
                 choose,
                 lambda key: sessions.get(key) is not None,
                 now,
+                settings.session_idle_s,
             )
         return cls(
             settings=settings,
@@ -69,12 +72,15 @@ class AdmissionState:
     def adopted(self, record: RequestRecord) -> None:
         """The request runs on ``record.worker``, where others sent it."""
         if self.scheduled is not None and record.worker is not None:
-            self.scheduled.runs(record, record.worker, record.rank or 0, self.turn_index(record))
+            held_s = record.decision.hold_ms / 1000 if record.decision is not None else 0.0
+            self.scheduled.runs(record, record.worker, record.rank or 0, self.turn_index(record), held_s)
 
     def turn_index(self, record: RequestRecord) -> int:
         """Turns that the request's session had before it."""
         session = self.sessions.get(record.identity.key)
-        return max(0, session.turns - record.turn_open) if session is not None else 0
+        if session is None:
+            return 0
+        return max(0, session.turns - (record.turn_open or session.is_resent(record.digest)))
 
     def lease_told(self, told: LeaseTold, now: float) -> list[Effect]:
         """Count what became of a lease and, as leader, publish it."""
@@ -95,12 +101,32 @@ class AdmissionState:
                 effects.append(Publish(self.facts.session(change, now)))
         return effects
 
+    def pause(self, key: SessionKey, pause: Pause, numbers: dict[str, float], now: float) -> list[Effect]:
+        """The session is paused, if it can be."""
+        return self.tell_sessions(self.sessions.pause(key, pause, numbers), now)
+
+    def resume(self, key: SessionKey, reason: str, place: tuple[str, int] | None, now: float) -> list[Effect]:
+        """The session is paused no more, if it was."""
+        return self.tell_sessions(self.sessions.resume(key, reason, place), now)
+
+    def runs_again(self, record: RequestRecord, reason: str, now: float) -> list[Effect]:
+        """The request runs on ``record.worker``: its session's pause is over."""
+        if not self.sessions.paused or record.kind not in MOVES_SESSION:
+            return []
+        place = (record.worker, record.rank or 0) if record.worker is not None else None
+        return self.resume(record.identity.key, reason, place, now)
+
     def turn_placed(self, record: RequestRecord, now: float) -> list[Effect]:
         """The request runs on ``record.worker``: its session has a turn in flight (counted once per request)."""
         effects: list[Effect] = []
         if not record.turn_open:
             record.turn_open = True
-            effects = self.tell_sessions(self.sessions.begin_turn(record.identity, record.model, record.kind, now), now)
+            effects = self.runs_again(record, "adopted", now)
+            session = self.sessions.get(record.identity.key) if record.kind in MOVES_SESSION else None
+            self.counters.resends += session is not None and session.is_resent(record.digest)
+            effects += self.tell_sessions(
+                self.sessions.begin_turn(record.identity, record.model, record.kind, now, record.digest), now
+            )
         if record.worker is not None:
             self.sessions.placed(record.identity.key, record.kind, record.worker, record.rank or 0)
         return effects

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schemas.worker import RankLoad, WorkerHealth, WorkerState
+from services.admission.accounts import SeatAccount
 from services.admission.cost import Load
-from services.admission.grants import Ledger, RankAccount
+from services.admission.grants import Ledger
 
 MAX_WORKERS = 4096
 MAX_MODELS = 65_536
@@ -23,7 +24,9 @@ IDLE = Load()
 
 @dataclass(slots=True)
 class Worker:
-    """One engine. ``foreign``: load of each rank that our own grants do not explain, as of the last scrape.
+    """One engine. ``foreign``: load of each rank that our own grants do not explain, as of the last scrape;
+    ``foreign_tokens``: KV there beyond the prompts of ours, where requests run that are not ours; ``ours``: how many of
+    ours run beside them, whose answers are among it.
 
     ``process``: the engine's process that a bridge named last; one that has just begun does not know it yet.
     ``seats``: its ranks as (worker, rank). Like ``name`` and ``placeable`` they follow from ``state``, and are at hand
@@ -33,6 +36,8 @@ class Worker:
     state: WorkerState
     seen: float
     foreign: dict[int, Load] = field(default_factory=dict)
+    foreign_tokens: dict[int, int] = field(default_factory=dict)
+    ours: dict[int, int] = field(default_factory=dict)
     process: str = ""
     name: str = field(init=False)
     placeable: bool = field(init=False)
@@ -44,9 +49,17 @@ class Worker:
         self.placeable = self.state.health in PLACEABLE
         self.seats = tuple((self.name, rank) for rank in range(max(self.state.profile.ranks, 1)))
 
-    def stated(self, state: WorkerState, seen: float, foreign: dict[int, Load]) -> None:
+    def stated(
+        self,
+        state: WorkerState,
+        seen: float,
+        foreign: dict[int, Load],
+        foreign_tokens: dict[int, int],
+        ours: dict[int, int],
+    ) -> None:
         """A newer heartbeat."""
-        self.state, self.seen, self.foreign = state, seen, foreign
+        self.state, self.seen = state, seen
+        self.foreign, self.foreign_tokens, self.ours = foreign, foreign_tokens, ours
         self.__post_init__()
 
 
@@ -102,13 +115,20 @@ class Fleet:
             self.refused += 1
             return False
         restarted = before is not None and before.process != "" and state.incarnation not in ("", before.process)
-        foreign = {load.rank: self._foreign(state, load, ledger.mark(state.worker, load.rank)) for load in state.loads}
+        foreign, tokens, running = {}, {}, {}
+        for load in state.loads:
+            ours = ledger.mark(state.worker, load.rank)
+            running[load.rank] = ours.peak_requests
+            beyond = foreign[load.rank] = self._foreign(state, load, ours)
+            # Where nothing else runs, KV beyond the prompts of our own turns is that of their answers.
+            is_foreign = load.running > ours.peak_requests
+            tokens[load.rank] = beyond.blocks * (state.profile.block_size or 0) if is_foreign else 0
         if before is None:
-            worker = self._workers[state.worker] = Worker(state, now, foreign)
+            worker = self._workers[state.worker] = Worker(state, now, foreign, tokens, running)
             self._enter(worker)
         else:
             reindex = before.state.profile != state.profile
-            before.stated(state, now, foreign)
+            before.stated(state, now, foreign, tokens, running)
             if reindex:
                 self._index()
         return restarted
@@ -127,7 +147,7 @@ class Fleet:
         for worker in self._workers.values():
             worker.seen = now
 
-    def _foreign(self, state: WorkerState, load: RankLoad, ours: RankAccount) -> Load:
+    def _foreign(self, state: WorkerState, load: RankLoad, ours: SeatAccount) -> Load:
         size = state.profile.block_size or 0
         used = int(load.kv_usage * (state.profile.kv_tokens or 0)) // size if size else 0
         waiting = max(0, load.waiting - ours.peak_waiting)
@@ -157,7 +177,7 @@ def load_of(worker: Worker, rank: int, ledger: Ledger) -> Load:
     return load_beside(worker.foreign.get(rank, IDLE), ledger.account(worker.name, rank))
 
 
-def load_beside(foreign: Load, ours: RankAccount) -> Load:
+def load_beside(foreign: Load, ours: SeatAccount) -> Load:
     """What our own grants of a rank and the load that is not ours weigh together."""
     return Load(
         ours.requests + foreign.requests,

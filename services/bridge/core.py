@@ -39,15 +39,17 @@ from services.bridge.events import (
     EngineBatch,
     EngineConnected,
     EngineDisconnected,
+    HintCallAnswered,
     HintReceived,
     ReplayAnswered,
     Scraped,
     ScrapeFailed,
+    SessionHeard,
     SocketsOpened,
     SourcesFound,
     Stopping,
 )
-from services.bridge.hints import judge
+from services.bridge.hinting import HintAnswer, HintDesk
 from services.bridge.own_index import OwnIndex
 from services.bridge.rank import Ask, FeedRules, Forget, Forward, RankEffect, RankFeed, Resume
 
@@ -57,13 +59,11 @@ HEADERS_ROOM = 1024
 
 @dataclass(slots=True)
 class BridgeCounters:
-    """Since the start: batches and bytes forwarded, messages they took, hints answered."""
+    """Since the start: batches and bytes forwarded, and messages they took."""
 
     batches: int = 0
     messages: int = 0
     payload_bytes: int = 0
-    hints: int = 0
-    hints_unreadable: int = 0
 
 
 class BridgeCore:
@@ -90,9 +90,17 @@ class BridgeCore:
             unhealthy_after=settings.unhealthy_after,
             ready_after=settings.ready_after,
             rank_count=max(1, settings.ranks),
+            shared=settings.shared_rules(),
+            request_hints=frozenset(settings.request_hints),
         )
         self.own = OwnIndex(
             self.worker, IndexLimits(max_blocks=settings.max_blocks), settings.hold_limit, self._applied
+        )
+        self.hints = HintDesk(
+            self.worker,
+            max_calls=settings.hint_calls,
+            lanes=settings.hint_lanes,
+            max_sessions=settings.hint_sessions,
         )
         self.feeds: dict[int, RankFeed] = {}
         self._settings = settings
@@ -139,6 +147,13 @@ class BridgeCore:
                     effects.append(Say("kv_events_unusable", fields, warning=True))
             case HintReceived():
                 self._hint(event, now, effects)
+            case HintCallAnswered():
+                answer = self.hints.answered(event.ticket, event.answer)
+                if answer is not None:
+                    effects.append(self._hint_result(answer, now))
+            case SessionHeard():
+                self.hints.closed.heard(event.payload)
+                return effects
             case Beat():
                 for feed in self.feeds.values():
                     self._carry_out(feed, feed.tick(now), now, effects)
@@ -331,10 +346,11 @@ class BridgeCore:
     # What it says
 
     def _hint(self, event: HintReceived, now: float, effects: list[BridgeEffect]) -> None:
-        answer = judge(event.payload, self.worker, self.engine.rank_count)
-        self.counters.hints += 1
-        self.counters.hints_unreadable += answer.error is not None
-        subject = subjects.hint_result(self.worker)
+        engine = self.engine
+        told = self.hints.received(event.payload, engine.hint_facts(), engine.rank_count, now)
+        effects += [self._hint_result(told, now)] if isinstance(told, HintAnswer) else told
+
+    def _hint_result(self, answer: HintAnswer, now: float) -> Publish:
         result = HintResult(
             **self._numbers.stamp("hint.result", now),
             worker=self.worker,
@@ -344,7 +360,7 @@ class BridgeCore:
             results=answer.results,
             error=answer.error,
         )
-        effects.append(Publish(subject, to_json(result)))
+        return Publish(subjects.hint_result(self.worker), to_json(result))
 
     def _say_changes(self, now: float, effects: list[BridgeEffect]) -> None:
         summary = self._summary()

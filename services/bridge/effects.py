@@ -61,6 +61,17 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
+class CallEngine:
+    """POST ``body`` (JSON) to the engine's ``path`` for a hint; answered by `HintCallAnswered` with this ``ticket``, in
+    time and whatever happens. Calls of one ``lane`` are made one after the other."""
+
+    ticket: int
+    lane: int
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """One line of the log: an event name and its fields."""
 
@@ -69,4 +80,4 @@ class Say:
     warning: bool = False
 
 
-BridgeEffect = Publish | PutWorker | ScrapeNow | Discover | Subscribe | FetchReplay | Discard | Say
+BridgeEffect = Publish | PutWorker | ScrapeNow | Discover | Subscribe | FetchReplay | Discard | CallEngine | Say

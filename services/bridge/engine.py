@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from schemas.pool import SharedLayout
 from schemas.worker import Engine, RankLoad, WorkerHealth, WorkerProfile
+from services.bridge.adapters.actions import EngineFacts
+from services.bridge.hint_page import HintPage
+from services.bridge.layout import LayoutPage, SharedRules, Told, layout_of
 from services.bridge.profile import MetricsReport, ModelsReport, ServerInfo
 
 BlockSizeOrigin = Literal["config", "metrics", "events"]
@@ -18,11 +22,15 @@ _UNDECLARED: BlockSizeOrigin = "events"
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is asked once per engine process."""
+    """What is asked once per engine process. ``layout``: of its pages in the shared pool, where it reads one.
+    ``hints``: which it takes; ``has_pin_prefix``: SGLang's endpoint is there."""
 
     models: ModelsReport
     version: str | None = None
     info: ServerInfo | None = None
+    layout: LayoutPage | None = None
+    hints: HintPage | None = None
+    has_pin_prefix: bool = False
 
 
 @dataclass(slots=True)
@@ -47,6 +55,8 @@ class EngineView:
     good: int = 0
     needed: int = 1
     healthy: bool = False
+    shared: SharedRules = field(default_factory=SharedRules)
+    request_hints: frozenset[str] = frozenset()
 
     def scrape_failed(self, reason: str) -> None:
         """One scrape did not work."""
@@ -132,7 +142,7 @@ class EngineView:
         info = self.sight.info if self.sight else None
         declared = self.declared_block_size
         block_size, origin = declared or (self.seen_block_size, _UNDECLARED)
-        features = [name for name, has in (("kv_events", self.has_events), ("kv_replay", self.has_replay)) if has]
+        shared, problem = self.shared_layout(block_size)
         return WorkerProfile(
             url=self.url,
             model=models.model if models else "",
@@ -145,8 +155,49 @@ class EngineView:
             block_size_from=origin if block_size is not None else "none",
             kv_tokens=self.metrics.kv_tokens or (info.kv_tokens if info else None),
             max_model_len=models.max_model_len if models else None,
-            features=tuple(features),
+            features=self.features(),
+            shared=shared,
+            shared_problem=problem,
         )
+
+    def features(self) -> tuple[str, ...]:
+        """What it has and takes: ``kv_events``, ``kv_replay``; ``kv_hints`` (envelopes) and ``tier:<name>`` below the
+        device, as it says; ``request:<name>``: what the operator says that its requests may carry."""
+        features = [name for name, has in (("kv_events", self.has_events), ("kv_replay", self.has_replay)) if has]
+        page = self.sight.hints if self.sight is not None else None
+        carried = self.request_hints
+        if page is not None:
+            features += ["kv_hints", *(f"tier:{tier}" for tier in page.tiers)]
+            carried -= {"kv_hints"}  # they go to the engine at once, and need no request
+        return (*features, *(f"request:{name}" for name in sorted(carried)))
+
+    def hint_facts(self) -> EngineFacts:
+        """What an adapter must know of it."""
+        sight = self.sight
+        return EngineFacts(
+            kind=self.kind,
+            page=sight.hints if sight is not None else None,
+            has_pin_prefix=sight is not None and sight.has_pin_prefix,
+            by_request=self.request_hints,
+            pool=self.shared.pool,
+        )
+
+    def shared_layout(self, block_size: int | None) -> tuple[SharedLayout | None, str | None]:
+        """How its pages lie in the shared pool, and else why that is not known; both ``None`` without a pool."""
+        sight = self.sight
+        if not self.shared.pool or sight is None:
+            return None, None
+        info, models = sight.info, sight.models
+        told = Told(
+            engine=self.kind,
+            version=sight.version or (info.version if info else None),
+            model=models.model,
+            root=models.root or models.model,
+            block_size=block_size,
+            page=sight.layout,
+            parallelism=info.parallelism if info else None,
+        )
+        return layout_of(self.shared, told)
 
     def loads(self) -> tuple[RankLoad, ...]:
         """Load of every rank, also of one that the metrics do not name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.bridge.adapters.actions import CallAnswer
 from services.bridge.checkpoint import Restorable
 from services.bridge.endpoints import RankSource
 from services.bridge.engine import Sight
@@ -94,6 +95,21 @@ class HintReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class HintCallAnswered:
+    """The call of `effects.CallEngine` is over."""
+
+    ticket: int
+    answer: CallAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeard:
+    """A fact on ``tg.v1.session.closed.*`` or ``tg.v1.session.opened.*``."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Time for a heartbeat."""
 
@@ -116,6 +132,8 @@ BridgeEvent = (
     | ReplayAnswered
     | CheckpointRead
     | HintReceived
+    | HintCallAnswered
+    | SessionHeard
     | Beat
     | Stopping
 )

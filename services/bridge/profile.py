@@ -18,6 +18,7 @@ from schemas.base import UNDECODABLE
 from schemas.kv import MAX_RANKS
 from schemas.worker import MAX_MODELS, Engine, RankLoad
 from services.bridge.errors import ScrapeError
+from services.bridge.layout import Parallelism, parse_parallelism
 
 _CACHE_CONFIG = "vllm:cache_config_info"
 _START_TIME = "process_start_time_seconds"
@@ -53,23 +54,25 @@ class MetricsReport:
 @dataclass(frozen=True, slots=True)
 class ModelsReport:
     """What ``/v1/models`` said; ``model`` is the first one, ``adapters`` those with a parent, ``engine`` a guess from
-    its owner."""
+    its owner, ``root`` the path or name that it was loaded from (empty: not told)."""
 
     model: str
     models: tuple[str, ...]
     adapters: tuple[str, ...] = ()
     max_model_len: int | None = None
     engine: Engine = "unknown"
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What SGLang's ``/server_info`` said, as far as it matters here."""
+    """What SGLang's ``/server_info`` said, as far as it matters here. ``parallelism``: ``None`` if it is not said."""
 
     version: str | None = None
     block_size: int | None = None
     kv_tokens: int | None = None
     ranks: int | None = None
+    parallelism: Parallelism | None = None
 
 
 @dataclass(slots=True)
@@ -178,6 +181,7 @@ def parse_models(body: bytes) -> ModelsReport:
         adapters=tuple(name for name, of in usable if isinstance(of, str) and of),
         max_model_len=_positive(longest),
         engine=_OWNERS.get(owner, "unknown") if isinstance(owner, str) else "unknown",
+        root=_name(found[0].get("root")) or "",
     )
 
 
@@ -201,6 +205,7 @@ def parse_server_info(body: bytes) -> ServerInfo:
         block_size=_positive(block_size) or _positive(told.get("page_size")),
         kv_tokens=_positive(told.get("max_total_num_tokens")),
         ranks=_positive(told.get("dp_size")),
+        parallelism=parse_parallelism(told),
     )
 
 

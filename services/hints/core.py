@@ -1,40 +1,36 @@
-"""Hints: what the caches should do next. The one door: ``handle(event, now) -> effects``.
+"""The hints service without I/O: a `planner.Planner`, leadership, and envelopes. ``handle(event, now) -> effects``.
 
-When a session's turn ends, the worker that ran it is asked to retain its prefix while its tools run; when the session
-closes, or runs elsewhere, that worker is told to let go (spec: thunderagent-and-hints §5.3). Hints are soft: losing
-every one changes timing only. Leader and standby follow the same facts; only the leader sends.
+Leader and standby follow the same facts, and the standby the leader's commands as well; only the leader sends. Actions
+of one moment for one session at one rank travel in one envelope.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from collections import OrderedDict
+
+import msgspec
 
 from bus.facts import FactNumbers
-from schemas.decision import Decision
-from schemas.hint import ActionType, HintAction, HintCommand, HintEnvelope, HintResult
-from schemas.session import SessionFact
+from schemas.hint import ActionPayload, ActionResult, HintAction, HintCommand, HintEnvelope, HintResult
 from services.hints.config import HintsSettings
-from services.hints.effects import Effect, SendHint
-from services.hints.events import Answered, Decided, Event, LeadershipChanged, SessionChanged, Tick
-from services.hints.outcomes import Outcomes, Sent
-from services.hints.retained import Retained, RetainedTable
-
-KEEPS = frozenset({"accepted", "clipped", "deferred"})
-"""Outcomes of a retain after which the prefix counts as retained."""
+from services.hints.effects import Effect, PlannedHint, PlannerEffect, SendHint
+from services.hints.events import ActionAnswered, Answered, Commanded, Event, LeadershipChanged, NotSent
+from services.hints.in_flight import MAX_IN_FLIGHT
+from services.hints.planner import Planner
 
 
 class Core:
-    """The hints service without I/O. ``instance`` names us in facts and message ids."""
+    """``instance`` names us in facts and message ids."""
 
     def __init__(self, settings: HintsSettings, instance: str) -> None:
-        self._settings = settings
         self._instance = instance
         self._numbers: FactNumbers | None = None
         self._messages = 0
-        self.retained = RetainedTable(settings.max_retained_per_worker, settings.max_sessions)
-        self.outcomes = Outcomes()
-        self.not_sent: Counter[str] = Counter()
+        self._actions: OrderedDict[str, tuple[str, tuple[str, ...]]] = OrderedDict()
+        """(worker, actions) by message, of those that may still be answered."""
+        self.unreadable = 0
+        self.planner = Planner(settings)
+        self.planner.follow()
 
     @property
     def leading(self) -> bool:
@@ -43,84 +39,112 @@ class Core:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event; ``now`` is Unix seconds."""
         match event:
-            case SessionChanged(fact):
-                if fact.state == "acting":
-                    return self._acting(fact, now)
-                return self._closed(fact, now) if fact.state == "closed" else []
-            case Decided(decision):
-                return self._decided(decision, now)
-            case Answered(result):
-                self._answered(result)
-                return []
             case LeadershipChanged(epoch):
-                self._numbers = None if epoch is None else FactNumbers(self._instance, epoch)
+                self._lead(epoch, now)
                 return []
-            case Tick():
-                self.retained.expire(now)
-                self.outcomes.overdue(now - self._settings.result_deadline_s)
+            case Commanded(command):
+                self._commanded(command, now)
                 return []
+            case Answered(result):
+                return self._answered(result, now)
+            case _:
+                return self._wrap(self.planner.handle(event, now), now)
 
-    def _acting(self, fact: SessionFact, now: float) -> list[Effect]:
-        """The turn is over and its tools run: keep the prefix where it is."""
-        if fact.worker is None:
-            return []
-        entry = Retained(fact.session, fact.session_id, fact.worker, fact.rank or 0, now + self._settings.retain_ttl_s)
-        effects = self._let_go_elsewhere(entry, now)
-        if not self.retained.keep(entry):
-            self.not_sent["over_budget"] += 1
-            return effects
-        bounds = {"priority": self._settings.retain_priority, "ttl_ms": int(self._settings.retain_ttl_s * 1000)}
-        return effects + self._send("retain", entry, bounds, now)
-
-    def _closed(self, fact: SessionFact, now: float) -> list[Effect]:
-        """The session is over: nobody needs its prefix."""
-        entry = self.retained.drop(fact.session)
-        if entry is None and fact.worker is not None:
-            entry = Retained(fact.session, fact.session_id, fact.worker, fact.rank or 0, now)
-        if entry is None or fact.session.family == "request":
-            return []  # it never ran, or nothing was ever asked to be kept for it
-        return self._send("dereference", entry, {"reason": fact.reason or "closed"}, now)
-
-    def _decided(self, decision: Decision, now: float) -> list[Effect]:
-        """The session's next turn runs on another rank: what the old one keeps is of no use."""
-        if decision.kind not in ("turn", "final"):
-            return []
-        there = Retained(decision.identity.key, decision.identity.session_id, decision.worker, decision.rank, now)
-        return self._let_go_elsewhere(there, now)
-
-    def _let_go_elsewhere(self, there: Retained, now: float) -> list[Effect]:
-        known = self.retained.get(there.session)
-        if known is None or (known.worker, known.rank) == (there.worker, there.rank):
-            return []
-        self.retained.drop(there.session)
-        return self._send("dereference", known, {"reason": "moved"}, now)
-
-    def _answered(self, result: HintResult) -> None:
-        sent = self.outcomes.answered(result) if self.leading else None
-        if sent is None or sent.action_type != "retain":
+    def _lead(self, epoch: int | None, now: float) -> None:
+        if epoch is None:
+            self._numbers = None
+            self.planner.follow()
             return
-        if not any(each.outcome in KEEPS for each in result.results):
-            entry = self.retained.get(sent.session)
-            if entry is not None and entry.worker == sent.worker:
-                self.retained.drop(sent.session)  # it does not weigh on the budget
+        self._numbers, self._messages = FactNumbers(self._instance, epoch), 0
+        self.planner.lead(f"{self._instance}-{epoch}-a", now)
 
-    def _send(self, action: ActionType, entry: Retained, bounds: dict[str, Any], now: float) -> list[Effect]:
-        if self._numbers is None:
-            return []
+    def _commanded(self, command: HintCommand, now: float) -> None:
+        """What another planner sent. One that cannot be read is its worker's to complain about."""
+        if self._numbers is not None and (command.source, command.epoch) == (self._instance, self._numbers.epoch):
+            return
+        for action in command.envelope.actions:
+            try:
+                payload = msgspec.convert(action.payload, ActionPayload)
+            except msgspec.ValidationError:
+                self.unreadable += 1
+                continue
+            hint = PlannedHint(
+                command.worker,
+                command.rank,
+                command.session,
+                command.session_id,
+                action.action_id,
+                action.action_type,
+                payload,
+            )
+            self.planner.observe(hint, now)
+        self._remember(
+            command.envelope.message_id, command.worker, tuple(each.action_id for each in command.envelope.actions)
+        )
+
+    def _answered(self, result: HintResult, now: float) -> list[Effect]:
+        """Each action of an envelope has a result, or could not be read: then it was rejected."""
+        worker, actions = self._actions.get(result.message_id, (result.worker, ()))
+        if worker == result.worker:
+            self._actions.pop(result.message_id, None)
+        effects: list[PlannerEffect] = []
+        told = set()
+        for each in result.results:
+            told.add(each.action_id)
+            effects += self.planner.handle(ActionAnswered(result.worker, each), now)
+        for action_id in actions if worker == result.worker else ():
+            flight = self.planner.gate.flights.get(action_id)
+            if action_id not in told and flight is not None:
+                answer = ActionResult(
+                    action_id=action_id, action_type=flight.action_type, outcome="rejected", reason="unreadable"
+                )
+                effects += self.planner.handle(ActionAnswered(worker, answer), now)
+        return self._wrap(effects, now)
+
+    def _remember(self, message_id: str, worker: str, actions: tuple[str, ...]) -> None:
+        self._actions[message_id] = (worker, actions)
+        while len(self._actions) > MAX_IN_FLIGHT:
+            self._actions.popitem(last=False)
+
+    def _wrap(self, effects: list[PlannerEffect], now: float) -> list[Effect]:
+        """Hints as commands, one for each session and place."""
+        wrapped: list[Effect] = []
+        together: dict[tuple[str, int, str], list[PlannedHint]] = {}
+        for effect in effects:
+            if isinstance(effect, PlannedHint):
+                together.setdefault((effect.worker, effect.rank, effect.session.text()), []).append(effect)
+            else:
+                wrapped.append(effect)
+        return [SendHint(self._command(hints, now)) for hints in together.values()] + wrapped
+
+    def _command(self, hints: list[PlannedHint], now: float) -> HintCommand:
+        assert self._numbers is not None  # nothing is planned otherwise
         self._messages += 1
         message_id = f"{self._instance}-{self._numbers.epoch}-{self._messages}"
-        payload = {"session_id": entry.session_id, "session": entry.session.text(), **bounds}
-        envelope = HintEnvelope(
-            message_id=message_id,
-            actions=(HintAction(action_id=f"{message_id}-0", action_type=action, payload=payload),),
-        )
-        self.outcomes.send(message_id, Sent(entry.worker, entry.session, action, now))
-        command = HintCommand(
+        self._remember(message_id, hints[0].worker, tuple(hint.action_id for hint in hints))
+        return HintCommand(
             **self._numbers.stamp("hint", now),
-            worker=entry.worker,
-            rank=entry.rank,
-            session=entry.session,
-            session_id=entry.session_id,
-            envelope=envelope,
+            worker=hints[0].worker,
+            rank=hints[0].rank,
+            session=hints[0].session,
+            session_id=hints[0].session_id,
+            envelope=HintEnvelope(
+                message_id=message_id,
+                actions=tuple(
+                    HintAction(
+                        action_id=hint.action_id,
+                        action_type=hint.action_type,
+                        payload=msgspec.to_builtins(hint.payload),
+                    )
+                    for hint in hints
+                ),
+            ),
         )
-        return [SendHint(command)]
+
+    def not_sent(self, command: HintCommand, now: float) -> list[Effect]:
+        """The command could not be published."""
+        self._actions.pop(command.envelope.message_id, None)
+        effects: list[PlannerEffect] = []
+        for action in command.envelope.actions:
+            effects += self.planner.handle(NotSent(action.action_id), now)
+        return self._wrap(effects, now)

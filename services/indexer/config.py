@@ -12,7 +12,9 @@ _REPLICA = ReplicaSettings()
 class IndexerSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One indexer: a complete index of every worker, so any number may run side by side.
 
-    ``sessions`` and ``session_bytes`` bound the session table. All others are its replica's, see
+    ``sessions``, ``session_blocks`` (distinct blocks of their prefixes, about 90 bytes each) and ``session_bytes`` (of
+    their names) bound what is known of sessions; the first two also, once more, what is known of those that are
+    recognised by their content. All others are its replica's, see
     `replica.config.ReplicaSettings`.
     """
 
@@ -31,13 +33,19 @@ class IndexerSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     approximate_ttl_s: float = _REPLICA.approximate_ttl_s
     approximate_blocks: int = _REPLICA.approximate_blocks
     approximate_max_blocks: int = _REPLICA.approximate_max_blocks
+    pools: int = _REPLICA.pools
+    pool_pages: int = _REPLICA.pool_pages
+    pool_stale_s: float = _REPLICA.pool_stale_s
+    pool_alarm_keys: int = _REPLICA.pool_alarm_keys
+    engine_links: int = _REPLICA.engine_links
     sessions: int = 16_384
+    session_blocks: int = 2_000_000
     session_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         """Rules between keys. Raises `SettingsError`."""
         self.replica()
-        for name in ("sessions", "session_bytes"):
+        for name in ("sessions", "session_blocks", "session_bytes"):
             if getattr(self, name) <= 0:
                 raise SettingsError(name, "must be positive")
 

@@ -1,31 +1,49 @@
-"""The indexer's one door: a replica of the index, the session table beside it, and the two questions.
+"""The indexer's one door: a replica of the index, the sessions beside it, and the three questions.
 
-What only an indexer does: it answers on the bus, it says how far it trusts each source, and it knows where each
-session's prefix ended.
+What only an indexer does: it answers on the bus, it says how far it trusts each source, it knows which session has
+which prefix, and whose turn a prompt is that names nobody.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+import re
 
 import msgspec
 
 from bus import subjects
+from kvcore.session_index import SessionLimits
 from replica.core import HASH_BYTES, Replica
 from replica.effects import SourceChanged
 from replica.errors import BadQuestionError
 from replica.events import PromptPlaced
 from schemas.base import UNDECODABLE, BadMessageError, from_json, to_json
-from schemas.index import IndexSource, MatchReply, MatchRequest, SessionQuery, SessionResidency
+from schemas.index import (
+    IndexSource,
+    MatchReply,
+    MatchRequest,
+    RecogniseReply,
+    RecogniseRequest,
+    SessionQuery,
+    SessionResidency,
+)
+from schemas.session import SessionKey
 from services.indexer.config import IndexerSettings
 from services.indexer.effects import IndexerEffect, Publish
-from services.indexer.events import IndexerEvent
-from services.indexer.sessions import SessionTable
+from services.indexer.engine_sessions import EngineSessions
+from services.indexer.events import EndHeard, IndexerEvent, RequestHeard
+from services.indexer.recognising import FAMILY, Recogniser
+from services.indexer.sessions import Named, SessionTable
+
+_BLOCK = re.compile(r"[0-9a-fA-F]{1,16}")
 
 MAX_SESSIONS = 1000
 """Sessions named in one answer about a block."""
 
+MAX_RELATED = 100
+"""Sessions named as sharing, and as children, in one answer about a session."""
+
 _request_decoder = msgspec.msgpack.Decoder(MatchRequest)
+_recognise_decoder = msgspec.msgpack.Decoder(RecogniseRequest)
 _reply_encoder = msgspec.msgpack.Encoder()
 
 
@@ -35,8 +53,12 @@ class IndexerCore:
     def __init__(self, settings: IndexerSettings, epoch: int) -> None:
         self.name = settings.instance or "indexer-1"
         self.replica = Replica(settings.replica(), self.name)
-        self.sessions = SessionTable(settings.sessions, settings.session_bytes)
+        self.sessions = SessionTable(settings.sessions, settings.session_blocks, settings.session_bytes)
+        self.recogniser = Recogniser(SessionLimits(settings.sessions, settings.session_blocks), since=epoch / 1000)
+        self.engine_sessions = EngineSessions(self.replica.index, self.sessions)
+        self.replica.applied = self.engine_sessions.applied
         self.bad_questions = 0
+        self.bad_facts = 0
         self._epoch = epoch
         self._seq = 0
 
@@ -45,6 +67,15 @@ class IndexerCore:
         match event:
             case PromptPlaced():
                 self.sessions.placed(event.placed)
+                self.recogniser.placed(event.placed, now)
+                return []
+            case RequestHeard(fact=accepted):
+                if accepted.identity.key.family == FAMILY:
+                    self.recogniser.accepted(accepted.identity.key, accepted.request_id, now)
+                return []
+            case EndHeard(fact=end):
+                self.sessions.ended(end.identity.key)
+                self.recogniser.ended(end, now)
                 return []
             case SourceChanged():
                 return [self._fact(event, now)]
@@ -60,35 +91,60 @@ class IndexerCore:
             return _reply_encoder.encode(MatchReply(indexer=self.name, error=f"{reason}: {error}"))
         return _reply_encoder.encode(reply)
 
+    def recognise(self, payload: bytes, now: float) -> bytes:
+        """Answer ``tg.v1.index.recognise``: whose turn a prompt is that names nobody."""
+        try:
+            request = _recognise_decoder.decode(payload)
+            if len(request.message_chain) % HASH_BYTES:
+                raise BadMessageError(f"a chain is whole u64 hashes, not {len(request.message_chain)} bytes")
+        except (*UNDECODABLE, BadMessageError) as error:
+            self.bad_questions += 1
+            return _reply_encoder.encode(RecogniseReply(indexer=self.name, error=f"{BadMessageError.reason}: {error}"))
+        return _reply_encoder.encode(self.recogniser.recognise(request, self.name, now))
+
     def session(self, payload: bytes, now: float) -> bytes:
-        """Answer ``tg.v1.index.session`` (JSON): a session's frontier and residency, or a block's sessions."""
+        """Answer ``tg.v1.index.session`` (JSON): a session's prefix and where it is, or a block's sessions."""
         try:
             query = from_json(payload, SessionQuery)
             if (query.session is None) == (query.block is None):
                 raise BadMessageError("a question names either a session or a block")
             if query.block is not None:
-                block = int(query.block, 16)
-                if not 0 <= block < 1 << 8 * HASH_BYTES:
+                if not _BLOCK.fullmatch(query.block):
                     raise BadMessageError("a block is the hex of a u64")
-                return to_json(SessionResidency(sessions=tuple(islice(self.sessions.holding(block), MAX_SESSIONS))))
+                block = int(query.block, 16)
+                named = Named.of(self.sessions.index.having(block), MAX_SESSIONS)
+                return to_json(SessionResidency(sessions=named.sessions, truncated=named.more))
         except (BadMessageError, ValueError) as error:
             self.bad_questions += 1
             return to_json(SessionResidency(error=f"bad_message: {error}"))
         assert query.session is not None
-        known = self.sessions.get(query.session)
+        return to_json(self._residency(query.session, now))
+
+    def _residency(self, session: SessionKey, now: float) -> SessionResidency:
+        known = self.sessions.get(session)
         if known is None:
-            return to_json(SessionResidency(session=query.session, error="unknown_session"))
-        asked = MatchRequest(model=known.model, block_size=known.block_size, chain=known.chain, unit=known.unit)
+            return SessionResidency(session=session, error="unknown_session")
+        prefix, pool = known
+        index = self.sessions.index
+        asked = MatchRequest(model=pool.model, block_size=pool.block_size, chain=index.chain(session), unit=pool.unit)
         reply = self.replica.match(asked, now)
-        return to_json(
-            SessionResidency(
-                session=known.session,
-                frontier=known.frontier,
-                depth=known.depth,
-                parent=known.parent,
-                resident=tuple(match for match in reply.matches if match.blocks.reach),
-                unit=known.unit,
-            )
+        sharing = Named.of(index.sharing(session), MAX_RELATED, session.tenant)
+        children = Named.of(index.forked(session), MAX_RELATED, session.tenant)
+        return SessionResidency(
+            session=session,
+            frontier=f"{prefix.frontier:016x}" if prefix.frontier is not None else None,
+            depth=prefix.depth,
+            parent=prefix.parent if prefix.parent is None or prefix.parent.tenant == session.tenant else None,
+            resident=tuple(match for match in reply.matches if match.blocks.reach),
+            unit=pool.unit,
+            block_size=pool.block_size,
+            unique_blocks=prefix.unique,
+            shared_blocks=prefix.shared,
+            expected_blocks=prefix.expected,
+            sharing=sharing.sessions,
+            children=children.sessions,
+            pools=reply.pools,
+            truncated=sharing.more or children.more,
         )
 
     def _fact(self, change: SourceChanged, now: float) -> Publish:

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bus import subjects
-from bus.facts import FactNumbers
-from schemas.admit import AdmitCancel, AdmitRequest, DecisionMode, Granted, Held, Refused
-from schemas.base import Fact, to_json
-from schemas.ingress import InFlight, IngressState
-from schemas.placed import Placed
+from schemas.admit import DecisionMode, Granted, Held, Refused
 from schemas.request import (
     Outcome,
-    RequestAccepted,
-    RequestDispatched,
-    RequestEnd,
-    RequestFirstToken,
-    RequestProgress,
 )
-from schemas.session import MOVES_SESSION
-from services.ingress import events, placement
-from services.ingress.answers import AnswerFacts
+from schemas.session import engine_session_id
+from schemas.worker import WorkerState
+from services.ingress import events, placement, recognising, waiting
+from services.ingress.breaker import FAILED_REASONS, FAILED_STATUSES, Breaker, BreakerRules
 from services.ingress.effects import (
     Answer,
     AskAdmission,
+    AskIndexer,
     BreakOff,
-    CancelAdmission,
     CloseUpstream,
     CountPrompt,
     Effect,
@@ -41,37 +33,40 @@ from services.ingress.effects import (
     PublishRow,
     Relay,
 )
+from services.ingress.engine_fields import FieldRules
 from services.ingress.errors import IngressError, MisuseError, OverloadedError, UnavailableError, UnknownModelError
-from services.ingress.replies import error_event, error_reply, reply_to
-from services.ingress.requests import FAILURES, RETRY_STATUSES, STEPS, Record, Step
-from services.ingress.rows import Ending, request_end_row, usage_of
+from services.ingress.facts import Facts
+from services.ingress.recognising import RecognitionRules
+from services.ingress.replies import MESSAGES, error_event, refusal_message, reply_to
+from services.ingress.requests import API_NOT_SERVED, FAILURES, RETRY_STATUSES, STEPS, UNSENT, Record, Step
+from services.ingress.rows import FINE_TOKENS, Ending, request_end_row, usage_of
 from services.ingress.workers import Workers
-
-STATE_PART_BYTES = 4 * 1024 * 1024
-"""Requests in one `IngressState` weigh at most so much: half of what a message may (DESIGN.md §3)."""
 
 UNKNOWN_BLOCK_SIZE = 16
 """Tokens a block, where no worker of the model says: the chain then tells what was sent where."""
-
-_MESSAGES = {
-    "no_worker": "No worker can serve this model at the moment.",
-    "admission_unavailable": "The admission service does not answer.",
-    "hold_timeout": "No worker had room for this request in time.",
-    "stopping": "This process is stopping.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressRules:
     """``admit_deadline_s``: how long a request may be held. ``fallback``: place by hash when no leader answers.
-    ``retry``: once, before the first byte. ``in_flight_part``: requests in one `IngressState` message."""
+    ``retry``: once, before the first byte. ``held_comment_s``: how often a held stream is told so; 0: never.
+    ``in_flight_part``: requests in one `IngressState` message. ``session_id``, ``continuum``, ``kv_hints``: what
+    requests tell caches (`services.ingress.engine_fields`). ``trace_fine_tokens``: see `services.ingress.rows`.
+    ``breaker``: when a worker is left alone (`services.ingress.breaker`)."""
 
     admit_deadline_s: float = 600.0
     worker_lost_s: float = 5.0
     max_in_flight: int = 4096
     fallback: bool = True
     retry: bool = True
+    held_comment_s: float = 0.0
     in_flight_part: int = 2000
+    recognition: RecognitionRules = field(default_factory=RecognitionRules)
+    session_id: bool = False
+    continuum: bool = False
+    kv_hints: bool = False
+    trace_fine_tokens: int = FINE_TOKENS
+    breaker: BreakerRules = field(default_factory=BreakerRules)
 
 
 class IngressCore:
@@ -79,15 +74,18 @@ class IngressCore:
 
     def __init__(self, ingress: str, epoch: int, rules: IngressRules) -> None:
         self.workers = Workers(rules.worker_lost_s)
+        self.fields = FieldRules(
+            self.workers, session_id=rules.session_id, continuum=rules.continuum, kv_hints=rules.kv_hints
+        )
+        self.breaker = Breaker(rules.breaker)
         self.stopping = False
         self.late_events: Counter[str] = Counter()
-        self._ingress = ingress
-        self._epoch = epoch
+        self._facts = Facts(ingress, epoch)
         self._rules = rules
         self._records: dict[str, Record] = {}
-        self._numbers = FactNumbers(ingress, epoch)
         self._steps: dict[Step, Callable[[Record, Any, float], list[Effect]]] = {
             "ask": self._counted,
+            "recognised": self._recognised,
             "replied": self._replied,
             "undecided": self._undecided,
             "begin": self._begin,
@@ -111,15 +109,22 @@ class IngressCore:
         match event:
             case events.RequestReceived():
                 return self._received(event, now)
-            case events.WorkerHeard():
-                self.workers.hear(event.state, now)
+            case events.WorkerHeard(state=state):
+                known = self.workers.get(state.worker)
+                if state.health == "left" or (known is not None and known.incarnation != state.incarnation):
+                    self.breaker.answered(state.worker)
+                self.workers.hear(state, now)
+                return []
+            case events.HintHeard():
+                self.fields.heard(event.payload, now)
                 return []
             case events.Tick(connected=connected):
                 if connected:
-                    self.workers.expire(now)
+                    for lost in self.workers.expire(now):
+                        self.breaker.answered(lost)
                 else:
                     self.workers.forgive(now)
-                return self._state(now)
+                return [*self._state(now), *self._comments(now)]
             case events.StopAsked():
                 self.stopping = True
                 return []
@@ -141,84 +146,102 @@ class IngressCore:
         refusal = self._refusal(request.model)
         if refusal is not None:
             return [Answer(event.request_id, reply_to(request.endpoint, refusal))]
-        record = Record(event.request_id, request, event.resolved, now, event.x_request_id)
+        record = Record(event.request_id, request, event.resolved, now, event.x_request_id, event.sticky)
+        record.nameless = self._rules.recognition.on and recognising.names_nobody(request, event.resolved)
+        if record.nameless:
+            record.resolved = recognising.unknown(record.resolved)
         self._records[record.request_id] = record
-        accepted = self._publish(
-            "accepted",
-            record,
-            RequestAccepted(
-                **self._numbers.stamp("request.accepted", now),
-                request_id=record.request_id,
-                model=record.model,
-                identity=record.identity,
-                received_ms=record.received_ms,
-                kind=record.kind,
-                endpoint=request.endpoint,
-                stream=request.stream,
-                x_request_id=record.x_request_id,
-            ),
-        )
-        if request.prompt is None or record.kind == "count_tokens":
-            return [accepted, self._ask(record, now)]
+        if record.counts_only:
+            return [self._accepted(record, now), *self._send_unasked(record, now)]
+        if request.prompt is None:
+            return [self._accepted(record, now), self._ask(record, now)]
         pool = self.workers.pool(record.model, now)
-        block_size = pool.block_size or UNKNOWN_BLOCK_SIZE
-        return [accepted, CountPrompt(record.request_id, request, block_size, pool.adapter)]
+        block_size = record.block_size = pool.block_size or UNKNOWN_BLOCK_SIZE
+        count = CountPrompt(
+            record.request_id, request, block_size, pool.adapter, pool.pages, record.nameless, pool.dialect
+        )
+        return [count] if record.nameless else [self._accepted(record, now), count]
+
+    def _accepted(self, record: Record, now: float) -> Publish:
+        """Said once it is known whose request it is, and once only."""
+        record.is_accepted = True
+        return self._facts.accepted(record, now)
 
     def _refusal(self, model: str) -> IngressError | None:
         """Why a request for ``model`` is not accepted at all; it leaves no facts and no row."""
         if self.stopping:
-            return UnavailableError(_MESSAGES["stopping"], "stopping")
+            return UnavailableError(MESSAGES["stopping"], "stopping")
         if len(self._records) >= self._rules.max_in_flight:
             return OverloadedError(self._rules.max_in_flight)
         if self.workers.knows(model):
             return None
         if self.workers.knows_any:
             return UnknownModelError(model)
-        return UnavailableError(_MESSAGES["no_worker"], "no_worker")
+        return UnavailableError(MESSAGES["no_worker"], "no_worker")
 
     def _counted(self, record: Record, event: events.PromptCounted, now: float) -> list[Effect]:
         record.tokens = event.tokens
         record.tokens_from = event.tokens_from
         record.text = event.text
-        return [self._ask(record, now)]
+        record.counted_media = event.media
+        if not record.nameless:
+            return [self._ask(record, now)]
+        if event.messages is None:
+            return [self._accepted(record, now), self._ask(record, now)]
+        record.state, record.messages = "recognising", event.messages
+        tenant = record.identity.key.tenant
+        return [
+            AskIndexer(record.request_id, recognising.question(record.request_id, record.model, tenant, event.messages))
+        ]
+
+    def _recognised(self, record: Record, event: events.Recognised, now: float) -> list[Effect]:
+        least = self._rules.recognition.least
+        record.resolved = recognising.named(record.resolved, event.reply, event.failure, least)
+        return [self._accepted(record, now), self._ask(record, now)]
 
     def _ask(self, record: Record, now: float) -> AskAdmission:
         record.state = "asking"
         record.asked_at = now
-        unit, block_size, chain = record.chain
-        question = AdmitRequest(
-            request_id=record.request_id,
-            model=record.model,
-            ingress=self._ingress,
-            ingress_epoch=self._epoch,
-            identity=record.identity,
-            received_ms=record.received_ms,
-            deadline_ms=int((now + self._rules.admit_deadline_s) * 1000),
-            attempt=record.attempt,
-            kind=record.kind,
-            endpoint=record.request.endpoint,
-            input_tokens=record.input_tokens,
-            tokens_from=record.tokens_from,
-            block_size=block_size,
-            chain=chain,
-            chain_unit=unit,
-            max_output_tokens=record.request.max_output_tokens,
-            priority=record.request.priority,
-            excluded=record.excluded,
-        )
-        return AskAdmission(subjects.admit(record.model), question)
+        return self._facts.question(record, now, self._rules.admit_deadline_s, self._avoided(record, now))
+
+    def _avoided(self, record: Record, now: float) -> tuple[str, ...]:
+        """Workers that it shall not go to now, though it has not failed there."""
+        serving = (state.worker for state in self.workers.placeable(record.model, now))
+        return self.breaker.avoided((name for name in serving if name not in record.excluded), now)
+
+    def _hashed(self, record: Record, now: float) -> tuple[WorkerState, int] | None:
+        """Where it goes when nobody decides: on with its turn where that ran, if it can."""
+        excluded = (*record.excluded, *self._avoided(record, now))
+        workers = self.workers.placeable(record.model, now)
+        stays = [state for state in workers if state.worker == record.sticky and state.worker not in excluded]
+        return placement.place(record.identity.key.text(), stays or workers, excluded)
 
     # The decision
+
+    def _send_unasked(self, record: Record, now: float) -> list[Effect]:
+        """To some engine without a decision: it computes nothing there, so it is held by nobody and booked nowhere."""
+        place = self._hashed(record, now)
+        if place is None:
+            return self._refuse(record, "no_worker", 503, 1, now)
+        state, rank = place
+        record.state = "dispatched"
+        record.worker, record.rank, record.decided_at = state.worker, rank, now
+        self.breaker.sent(state.worker, now)
+        profile = state.profile
+        return [Forward(record.request_id, record.attempt, state.worker, profile.url, rank, profile.ranks, None)]
 
     def _replied(self, record: Record, event: events.AdmitReplied, now: float) -> list[Effect]:
         match event.reply:
             case Held(reason=reason, place=place):
                 record.state = "held"
+                record.held_at = record.held_at if record.held_at is not None else now
                 record.hold_reason = record.hold_reason or reason
                 record.place = record.place or place
                 return []
-            case Refused(reason=reason, status=status, retry_after_s=retry_after_s):
-                return self._refuse(record, reason, status, retry_after_s, now)
+            case Refused(reason=reason, status=status, retry_after_s=retry_after_s) as refused:
+                return self._refuse(
+                    record, reason, status, retry_after_s, now, refusal_message(reason, refused.policy, refused.detail)
+                )
             case Granted() as granted:
                 record.granted = granted
                 known = self.workers.get(granted.grant.worker)
@@ -230,37 +253,18 @@ class IngressCore:
 
     def _undecided(self, record: Record, event: events.AdmitFailed, now: float) -> list[Effect]:
         if event.reason == "hold_timeout":
-            return [self._cancel(record, event.reason), *self._refuse(record, event.reason, 429, 1, now)]
+            return [self._facts.cancel(record, event.reason), *self._refuse(record, event.reason, 429, 1, now)]
         if not self._rules.fallback:
             return self._refuse(record, "admission_unavailable", 503, 1, now)
-        place = placement.place(record.identity.key.text(), self.workers.placeable(record.model, now), record.excluded)
+        place = self._hashed(record, now)
         if place is None:
             return self._refuse(record, "no_worker", 503, 1, now)
         state, rank = place
         url, ranks = state.profile.url, state.profile.ranks
         return [
-            self._placed(record, state.worker, rank, now),
+            self._facts.placed(record, state.worker, rank, now),
             *self._dispatch(record, state.worker, rank, ranks, url, "fallback", None, now),
         ]
-
-    def _placed(self, record: Record, worker: str, rank: int, now: float) -> Publish:
-        """What we place ourselves we say ourselves: where approximate sources and sessions are known from."""
-        unit, block_size, chain = record.chain
-        moves = record.kind in MOVES_SESSION
-        fact = Placed(
-            **self._numbers.stamp("placed", now),
-            request_id=record.request_id,
-            model=record.model,
-            worker=worker,
-            rank=rank,
-            session=record.identity.key if moves else None,
-            parent=record.identity.parent if moves else None,
-            mode="fallback",
-            unit=unit,
-            block_size=block_size,
-            chain=chain,
-        )
-        return Publish(subjects.placed(worker), fact, packed=True)
 
     def _dispatch(
         self,
@@ -275,57 +279,56 @@ class IngressCore:
     ) -> list[Effect]:
         record.state = "dispatched"
         record.worker, record.rank, record.mode, record.decided_at = worker, rank, mode, now
-        fact = RequestDispatched(
-            **self._numbers.stamp("request.dispatched", now),
-            request_id=record.request_id,
-            model=record.model,
-            worker=worker,
-            rank=rank,
-            attempt=record.attempt,
-            mode=mode,
-            grant_id=record.grant_id,
-        )
+        self.breaker.sent(worker, now)
+        session_id = engine_session_id(record.identity.key, record.identity.session_id)
+        fields, dialect = self.fields.of(record, worker, now), self.workers.dialect(worker)
         return [
-            self._publish("dispatched", record, fact),
-            Forward(record.request_id, record.attempt, worker, url, rank, ranks, priority),
+            self._facts.dispatched(record, worker, rank, mode, now),
+            Forward(record.request_id, record.attempt, worker, url, rank, ranks, priority, session_id, fields, dialect),
         ]
 
-    def _refuse(self, record: Record, reason: str, status: int, retry_after_s: int | None, now: float) -> list[Effect]:
-        message = _MESSAGES.get(reason, f"The request was refused: {reason.replace('_', ' ')}.")
-        reply = error_reply(record.request.endpoint, status, reason, message, retry_after_s=retry_after_s)
+    def _refuse(
+        self, record: Record, reason: str, status: int, retry_after_s: int | None, now: float, message: str = ""
+    ) -> list[Effect]:
+        message = message or refusal_message(reason)
         return [
-            Answer(record.request_id, reply),
+            waiting.failure(record, status, reason, message, retry_after_s),
             *self._end(record, Ending(outcome="refused", at=now, reason=reason, status=status)),
         ]
 
     # The answer
 
+    def _judge(self, record: Record, status: int | None, reason: str | None, now: float) -> None:
+        """Whether its worker has failed, or answers, or nothing is known by this."""
+        assert record.worker is not None
+        if status in FAILED_STATUSES and record.request.endpoint == "passthrough":
+            return  # an unknown API's own affair: nobody takes a worker away from others by asking for it
+        if status in FAILED_STATUSES or reason in FAILED_REASONS:
+            self.breaker.failed(record.worker, now)
+        elif status is not None or reason == API_NOT_SERVED:
+            self.breaker.answered(record.worker)
+
     def _begin(self, record: Record, event: events.FirstByte, now: float) -> list[Effect]:
-        if event.status in RETRY_STATUSES and self._may_retry(record, now):
+        self._judge(record, event.status, None, now)
+        if event.status in RETRY_STATUSES and record.request.repeatable and self._may_retry(record, now):
             return self._retry(record, now)
+        if record.is_open and event.status < 400 and not event.is_stream:  # the client was promised one
+            return self._retry_or_fail(
+                record,
+                events.AnswerFailed(request_id=record.request_id, attempt=record.attempt, reason="bad_answer"),
+                now,
+            )
         record.state = "streaming"
         record.status = event.status
         record.first_byte_at = now
         relay = Relay(record.request_id)
         if event.status >= 400:
             return [relay]
-        fact = RequestFirstToken(
-            **self._numbers.stamp("request.first_token", now),
-            request_id=record.request_id,
-            model=record.model,
-            ttft_ms=round(max(0.0, now - record.received_at) * 1000, 3),
-        )
-        return [relay, self._publish("first_token", record, fact)]
+        return [relay, self._facts.first_token(record, now)]
 
     def _progress(self, record: Record, event: events.AnswerProgress, now: float) -> list[Effect]:
         record.chunks = event.chunks
-        fact = RequestProgress(
-            **self._numbers.stamp("request.progress", now),
-            request_id=record.request_id,
-            model=record.model,
-            chunks=event.chunks,
-        )
-        return [self._publish("progress", record, fact)]
+        return [self._facts.progress(record, now)]
 
     def _complete(self, record: Record, event: events.AnswerEnded, now: float) -> list[Effect]:
         status = record.status or 0
@@ -342,17 +345,22 @@ class IngressCore:
         )
 
     def _retry_or_fail(self, record: Record, event: events.AnswerFailed, now: float) -> list[Effect]:
+        self._judge(record, None, event.reason, now)
         status, retryable = FAILURES[event.reason]
-        if retryable and self._may_retry(record, now):
+        unsent = event.reason in UNSENT or record.request.repeatable
+        if retryable and unsent and self._may_retry(record, now):
             return self._retry(record, now)
-        message = f"The engine did not answer: {event.reason.replace('_', ' ')}."
+        message = event.detail or f"The engine did not answer: {event.reason.replace('_', ' ')}."
+        outcome: Outcome = "upstream_timeout" if status == 504 else "upstream_error"
+        if event.reason == API_NOT_SERVED:
+            outcome = "client_error"
         return [
             CloseUpstream(record.request_id, record.attempt),
-            Answer(record.request_id, error_reply(record.request.endpoint, status, event.reason, message)),
+            waiting.failure(record, status, event.reason, message),
             *self._end(
                 record,
                 Ending(
-                    outcome="upstream_timeout" if status == 504 else "upstream_error",
+                    outcome=outcome,
                     at=now,
                     reason=event.reason,
                     status=status,
@@ -362,6 +370,7 @@ class IngressCore:
         ]
 
     def _break_off(self, record: Record, event: events.AnswerFailed, now: float) -> list[Effect]:
+        self._judge(record, None, event.reason, now)
         status, _ = FAILURES[event.reason]
         outcome: Outcome = "upstream_timeout" if status == 504 else "upstream_error"
         if event.reason == "connection_lost":
@@ -391,11 +400,16 @@ class IngressCore:
     def _retry(self, record: Record, now: float) -> list[Effect]:
         close = CloseUpstream(record.request_id, record.attempt)
         record.next_attempt()
-        return [close, self._ask(record, now)]
+        again = self._send_unasked(record, now) if record.counts_only else [self._ask(record, now)]
+        return [close, *again]
 
     # Other ends
 
     def _leave(self, record: Record, event: events.ClientGone, now: float) -> list[Effect]:
+        answer = event.answer if record.state == "streaming" else None
+        if answer is not None and answer.last_event:  # Codex does so (spec: harness.md §3): it has the whole answer
+            ended = events.AnswerEnded(request_id=record.request_id, attempt=record.attempt, answer=answer)
+            return [*self._let_go(record, "client_disconnect"), *self._complete(record, ended, now)]
         ending = Ending(
             outcome="client_disconnect", at=now, reason="client_gone", status=record.status, answer=event.answer
         )
@@ -406,7 +420,7 @@ class IngressCore:
             said: Effect = self._broken(record, 500, event.reason, "Tidegate failed")
         else:
             message = f"Tidegate failed: {event.reason.replace('_', ' ')}."
-            said = Answer(record.request_id, error_reply(record.request.endpoint, 500, event.reason, message))
+            said = waiting.failure(record, 500, event.reason, message)
         status = record.status if record.state == "streaming" else 500
         ending = Ending(outcome="internal_error", at=now, reason=event.reason, status=status, answer=event.answer)
         return [*self._let_go(record, event.reason), said, *self._end(record, ending)]
@@ -414,66 +428,28 @@ class IngressCore:
     def _let_go(self, record: Record, reason: str) -> list[Effect]:
         """Stop what others do for this request."""
         if record.state in ("asking", "held"):
-            return [self._cancel(record, reason)]
+            return [self._facts.cancel(record, reason)]
         return [CloseUpstream(record.request_id, record.attempt)] if record.is_open_upstream else []
 
-    def _cancel(self, record: Record, reason: str) -> CancelAdmission:
-        cancel = AdmitCancel(request_id=record.request_id, ingress=self._ingress, reason=reason)
-        return CancelAdmission(subjects.admit_cancel(record.model), cancel)
-
     def _end(self, record: Record, ending: Ending) -> list[Effect]:
-        """The one end: the record is gone, the fact and the row are said."""
+        """The one end: the record is gone, the fact and the row are said. Nobody's end is said who was not accepted."""
         del self._records[record.request_id]
+        accepted = [] if record.is_accepted else [self._accepted(record, ending.at)]
         usage = usage_of(record, ending.answer)
-        answer = ending.answer or AnswerFacts()
-        row = request_end_row(record, ending, usage)
+        row = request_end_row(record, ending, usage, self._rules.trace_fine_tokens)
         assert row.request is not None
-        fact = RequestEnd(
-            **self._numbers.stamp("request.end", ending.at),
-            request_id=record.request_id,
-            model=record.model,
-            identity=record.identity,
-            outcome=ending.outcome,
-            kind=record.kind,
-            endpoint=record.request.endpoint,
-            reason=ending.reason,
-            status=ending.status,
-            worker=record.worker,
-            rank=record.rank,
-            grant_id=record.grant_id,
-            mode=record.mode,
-            usage=usage,
-            predicted_cached_tokens=record.granted.predicted_cached_tokens if record.granted else None,
-            finish_reason=answer.finish_reason,
-            tool_names=tuple(call.name for call in answer.tool_calls if call.name),
-            total_ms=row.request.total_time_ms,
-        )
+        end = self._facts.end(record, ending, usage, row.request.total_time_ms)
         subject = subjects.trace("request_end", record.model, record.identity.key.text())
-        return [self._publish("end", record, fact), PublishRow(subject, row, record.request_id)]
+        return [*accepted, end, PublishRow(subject, row, record.request_id)]
 
-    # Facts
+    # Ticks
 
-    def _publish(self, event: str, record: Record, fact: Fact) -> Publish:
-        return Publish(subjects.request(event, record.model), fact)
+    def _state(self, now: float, *, final: bool = False) -> list[Publish]:
+        return self._facts.state(self._records.values(), self._rules.in_flight_part, now, final=final)
 
-    def _state(self, now: float, final: bool = False) -> list[Effect]:
-        """Who is in flight, in as many messages as it takes."""
-        parts = _parts([_in_flight(record) for record in self._records.values()], self._rules.in_flight_part)
-        subject = subjects.ingress_state(self._ingress)
-        return [
-            Publish(
-                subject,
-                IngressState(
-                    **self._numbers.stamp("ingress.state", now),
-                    ingress=self._ingress,
-                    in_flight=part,
-                    final=final,
-                    part=number,
-                    parts=len(parts),
-                ),
-            )
-            for number, part in enumerate(parts)
-        ]
+    def _comments(self, now: float) -> list[Effect]:
+        due = (waiting.comment(record, self._rules.held_comment_s, now) for record in self._records.values())
+        return [comment for comment in due if comment is not None]
 
     def _stopped(self, now: float) -> list[Effect]:
         self.stopping = True
@@ -481,38 +457,3 @@ class IngressCore:
         for record in list(self._records.values()):
             effects += self._give_up(record, events.RequestFailed(request_id=record.request_id, reason="stopping"), now)
         return [*effects, *self._state(now, final=True)]
-
-
-def _parts(in_flight: list[InFlight], most: int) -> list[tuple[InFlight, ...]]:
-    """At least one part, each of at most ``most`` requests and, as long as ids may be, `STATE_PART_BYTES`."""
-    parts: list[tuple[InFlight, ...]] = []
-    part: list[InFlight] = []
-    room = STATE_PART_BYTES
-    for one in in_flight:
-        size = len(to_json(one))
-        if part and (len(part) >= most or size > room):
-            parts.append(tuple(part))
-            part, room = [], STATE_PART_BYTES
-        part.append(one)
-        room -= size + 1
-    return [*parts, tuple(part)] if part or not parts else parts
-
-
-def _in_flight(record: Record) -> InFlight:
-    granted = record.granted
-    return InFlight(
-        request_id=record.request_id,
-        model=record.model,
-        identity=record.identity,
-        received_ms=record.received_ms,
-        kind=record.kind,
-        endpoint=record.request.endpoint,
-        worker=record.worker,
-        rank=record.rank,
-        grant_id=record.grant_id,
-        grant_epoch=granted.grant.epoch if granted else None,
-        mode=record.mode,
-        input_tokens=record.input_tokens,
-        attempt=record.attempt,
-        predicted_cached_tokens=granted.predicted_cached_tokens if granted else 0,
-    )

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from schemas.admit import AdmitCancel, AdmitRequest
 from schemas.base import Fact
+from schemas.index import RecogniseRequest
 from schemas.trace import TraceRow
+from services.ingress.canonical import Dialect
 from services.ingress.endpoints import ClientRequest
 from services.ingress.replies import ErrorReply
+from services.ingress.tokens import PageRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,26 @@ class PublishRow:
 
 @dataclass(frozen=True, slots=True)
 class CountPrompt:
-    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens, under ``adapter`` where the model is
-    one, or where there are no tokens its chain over text; answer with `events.PromptCounted`, whatever happens."""
+    """Get the prompt's tokens, chained in blocks of ``block_size`` tokens, under ``adapter`` where the model is one,
+    and its ``pages`` in a shared pool, or where there are no tokens its chain over text; with ``messages`` the chain of
+    its messages too. ``dialect``: how its engines read Anthropic's messages. Answer with `events.PromptCounted`,
+    whatever happens."""
 
     request_id: str
     request: ClientRequest
     block_size: int
     adapter: str | None = None
+    pages: PageRule | None = None
+    messages: bool = False
+    dialect: Dialect = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class AskIndexer:
+    """Ask whose turn it is (MessagePack); answer with `events.Recognised`, whatever happens."""
+
+    request_id: str
+    question: RecogniseRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +74,23 @@ class CancelAdmission:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFields:
+    """What a request tells its engine's cache (`services.ingress.engine_fields`): ``session_id``, by which hints name
+    its session (empty: not told); ``xargs``, JSON values by their names in ``vllm_xargs``; ``kv_hints``, an envelope as
+    JSON, ``None``: none."""
+
+    session_id: str = ""
+    xargs: tuple[tuple[str, bytes], ...] = ()
+    kv_hints: bytes | None = None
+
+
+NO_FIELDS = EngineFields()
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
-    """Send the client's bytes to this worker. ``rank`` matters where ``ranks`` > 1. ``priority`` is admission's."""
+    """Send the client's bytes to this worker. ``rank`` matters where ``ranks`` > 1. ``priority`` is admission's;
+    ``session_id``: whose request it is; ``fields``: what else may be put into it; ``dialect``: the worker's."""
 
     request_id: str
     attempt: int
@@ -68,6 +99,9 @@ class Forward:
     rank: int
     ranks: int
     priority: int | None
+    session_id: str = ""
+    fields: EngineFields = NO_FIELDS
+    dialect: Dialect = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +109,14 @@ class Relay:
     """Pass the engine's answer on to the client, status and headers first."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldComment:
+    """Write ``text``, an SSE comment; where nothing was sent to the client yet, after the head of an event stream."""
+
+    request_id: str
+    text: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +137,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """The answer broke after its first byte. Send ``event`` (empty for an answer that is not a stream) and close the
-    client's connection so that it sees that the answer is not complete."""
+    """The answer broke after something of it was sent. Send ``event`` (empty for an answer that is not a stream) and
+    close the client's connection so that it sees that the answer is not complete."""
 
     request_id: str
     event: bytes
@@ -106,10 +148,12 @@ Effect = (
     Publish
     | PublishRow
     | CountPrompt
+    | AskIndexer
     | AskAdmission
     | CancelAdmission
     | Forward
     | Relay
+    | HeldComment
     | CloseUpstream
     | Answer
     | BreakOff

@@ -16,10 +16,30 @@ import msgspec
 
 from schemas.base import UNDECODABLE
 from schemas.session import InputTrigger
+from services.ingress.body_facts import (
+    Told,
+    anthropic_trigger,
+    chat_trigger,
+    identity_fields,
+    member,
+    message_facts,
+    responses_trigger,
+)
 from services.ingress.errors import BadJsonError, BadRequestError
-from services.ingress.identity import BodyFacts, Signals
+from services.ingress.identity import PASSED_APIS, BodyFacts
+from services.ingress.modalities import TEXT_ONLY, Media, media_of
 
-Endpoint = Literal["chat_completions", "completions", "responses", "messages", "count_tokens"]
+Endpoint = Literal[
+    "chat_completions",
+    "completions",
+    "responses",
+    "messages",
+    "count_tokens",
+    "embeddings",
+    "tokenize",
+    "detokenize",
+    "passthrough",
+]
 
 PATHS: dict[str, Endpoint] = {
     "/v1/chat/completions": "chat_completions",
@@ -29,18 +49,11 @@ PATHS: dict[str, Endpoint] = {
     "/v1/messages/count_tokens": "count_tokens",
 }
 
-ONE_SHOT_MESSAGES = 8
-"""A side request has few messages; a longer list is never looked through for one."""
-
-MAX_FIELD_CHARACTERS = 8192
-"""A longer identity field counts as absent: it would be in every fact of its request. Harnesses send below 1,000."""
-
-TITLE_TELL = b'"Generate a title for this conversation'
-"""How OpenCode's title request begins (harness.md §4)."""
-
-
 LARGEST_NUMBER = (1 << 53) - 1
 """A client's numbers are cut to what every reader of JSON can hold; the engine judges the number itself."""
+
+MOST_CHOICES = 1 << 16
+"""Answers to one prompt that are told apart; vLLM takes 16,384."""
 
 _NULL = msgspec.Raw(b"null")
 
@@ -87,9 +100,13 @@ class ClientRequest:
     """One request as read. ``body`` is the client's own; ``prompt`` is ``None`` where it cannot be scored (a batch, a
     stored previous response). ``choices``: how many answers are asked for. ``usage_asked``: the client will see usage
     in its stream; ``stream_options``: the body has that member, as an object. ``cache_salt``: the namespace in which
-    the engine caches the prompt (spec: engine-events §3)."""
+    the engine caches the prompt (spec: engine-events §3). ``media``: what the prompt holds besides text, where that is
+    known at reading (of a prompt that is counted, it is known then). ``token_ids``: the client asked for the ids of
+    what is generated. ``tenant_salt``: the salt that goes into the body in place of the client's; ``nvext_salt``: the
+    one that the client has in ``nvext``."""
 
     endpoint: Endpoint
+    method: str = "POST"
     model: str
     body: bytes
     facts: BodyFacts
@@ -100,6 +117,20 @@ class ClientRequest:
     usage_asked: bool = True
     priority: int = 0
     cache_salt: str | None = None
+    media: Media = TEXT_ONLY
+    token_ids: bool = False
+    tenant_salt: str | None = None
+    nvext_salt: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """It is passed on as it comes; see `services.ingress.passing`."""
+        return self.endpoint in PASSED_APIS
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether an engine may get it twice: what an unknown API does with the second nobody knows."""
+        return self.endpoint != "passthrough" or self.method in ("GET", "HEAD")
 
 
 class _Nvext(msgspec.Struct, forbid_unknown_fields=True):
@@ -128,7 +159,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Body(Told, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -136,16 +167,12 @@ class _Body(msgspec.Struct, kw_only=True):
     best_of: int | None = None
     priority: int | None = None
     nvext: _Nvext | None = None
-    tools: list[msgspec.Raw] | None = None
-    user: Any = None
-    metadata: Any = None
-    client_metadata: Any = None
-    prompt_cache_key: Any = None
 
 
 class _ChatBody(_Body, kw_only=True):
     messages: list[msgspec.Raw]
     cache_salt: Any = None
+    return_token_ids: Any = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     chat_template_kwargs: msgspec.Raw = _NULL
@@ -154,8 +181,10 @@ class _ChatBody(_Body, kw_only=True):
 
 
 class _CompletionsBody(_Body, kw_only=True):
-    prompt: str | list[int | str | list[int]]
+    prompt: str | list[int | str | list[int]] | None = None
+    prompt_embeds: msgspec.Raw = _NULL
     cache_salt: Any = None
+    return_token_ids: Any = None
     max_tokens: int | None = None
     add_special_tokens: bool = True
 
@@ -166,32 +195,18 @@ class _ResponsesBody(_Body, kw_only=True):
     instructions: msgspec.Raw = _NULL
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
 
 
 class _MessagesBody(_Body, kw_only=True):
     messages: list[msgspec.Raw]
     system: msgspec.Raw = _NULL
+    chat_template_kwargs: msgspec.Raw = _NULL
     max_tokens: int | None = None
     output_config: Any = None
 
 
-class _Head(msgspec.Struct):
-    """A message or input item, as far as its role and type."""
-
-    role: str = ""
-    type: str = ""
-    content: msgspec.Raw = _NULL
-
-
-class _Block(msgspec.Struct):
-    type: str = ""
-
-
-_head = msgspec.json.Decoder(_Head)
-_blocks = msgspec.json.Decoder(list[_Block])
 _items = msgspec.json.Decoder(str | list[msgspec.Raw])
-_user_id = msgspec.json.Decoder(dict[str, Any])
-_NO_HEAD = _Head()
 
 
 def endpoint_of(path: str) -> Endpoint | None:
@@ -211,8 +226,11 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
     request = build(decoded, body)
+    if decoded.nvext is not None and decoded.nvext.cache_salt is not None:
+        request = replace(request, nvext_salt=str(decoded.nvext.cache_salt))
     if prompt_bytes is not None and len(body) > prompt_bytes and request.prompt is not None:
-        return replace(request, prompt=LargePrompt())
+        media = media_of(body, request.prompt.messages) if isinstance(request.prompt, ChatPrompt) else request.media
+        return replace(request, prompt=LargePrompt(), media=media)
     return request
 
 
@@ -239,14 +257,15 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         endpoint="chat_completions",
         model=body.model,
         body=raw,
-        facts=_message_facts(body, body.messages, _chat_trigger(body.messages)),
+        facts=message_facts(body, body.messages, chat_trigger(body.messages)),
         prompt=prompt,
         stream=bool(body.stream),
-        choices=body.n or 1,
+        choices=_choices(body.n),
         max_output_tokens=_first_number(body.max_completion_tokens, body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
         priority=_priority(body),
         cache_salt=_salt(body.cache_salt),
+        token_ids=body.return_token_ids is True,
     )
 
 
@@ -257,14 +276,16 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         endpoint="completions",
         model=body.model,
         body=raw,
-        facts=BodyFacts(fields=_identity_fields(body)),
+        facts=BodyFacts(fields=identity_fields(body)),
         prompt=prompt,
         stream=bool(body.stream),
-        choices=max(body.n or 1, body.best_of or 1) * prompts,
+        choices=_choices(max(body.n or 1, body.best_of or 1)) * prompts,
         max_output_tokens=_first_number(body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
         priority=_priority(body),
         cache_salt=_salt(body.cache_salt),
+        media=_embeddings(body.prompt_embeds),
+        token_ids=body.return_token_ids is True,
     )
 
 
@@ -274,7 +295,8 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
     except UNDECODABLE as error:
         raise BadRequestError("input: must be a text or a list of items", param="input") from error
     items = [body.input] if isinstance(given, str) else given
-    trigger: InputTrigger = "user_message" if isinstance(given, str) else _responses_trigger(given)
+    trigger: InputTrigger = "user_message" if isinstance(given, str) else responses_trigger(given)
+    scored = not (body.previous_response_id or body.conversation)
     prompt = ChatPrompt(
         api="responses", messages=tuple(items), tools=tuple(body.tools or ()), system=_given(body.instructions)
     )
@@ -282,12 +304,13 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
         endpoint="responses",
         model=body.model,
         body=raw,
-        facts=_message_facts(body, [] if isinstance(given, str) else items, trigger),
-        prompt=None if body.previous_response_id else prompt,
+        facts=message_facts(body, [] if isinstance(given, str) else items, trigger),
+        prompt=prompt if scored else None,
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_output_tokens),
         priority=_priority(body),
         cache_salt=_salt(body.cache_salt),
+        media=TEXT_ONLY if scored else media_of(raw, items),
     )
 
 
@@ -296,11 +319,15 @@ def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") 
         endpoint=endpoint,
         model=body.model,
         body=raw,
-        facts=_message_facts(
-            body, body.messages, _anthropic_trigger(body.messages), _member(body.output_config, "format", "type")
+        facts=message_facts(
+            body, body.messages, anthropic_trigger(body.messages), member(body.output_config, "format", "type")
         ),
         prompt=ChatPrompt(
-            api="messages", messages=tuple(body.messages), tools=tuple(body.tools or ()), system=_given(body.system)
+            api="messages",
+            messages=tuple(body.messages),
+            tools=tuple(body.tools or ()),
+            system=_given(body.system),
+            template_kwargs=_given(body.chat_template_kwargs),
         ),
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_tokens),
@@ -321,105 +348,14 @@ _EXTRACTORS: dict[Endpoint, tuple[msgspec.json.Decoder[Any], Callable[[Any, byte
 }
 
 
-# Facts
-
-
-def _message_facts(
-    body: _Body, messages: list[msgspec.Raw], trigger: InputTrigger, output_format: str | None = None
-) -> BodyFacts:
-    one_shot = len(messages) <= ONE_SHOT_MESSAGES and all(_is_input(_read_head(message)) for message in messages)
-    return BodyFacts(
-        has_tools=bool(body.tools),
-        one_shot=one_shot,
-        title_asked=one_shot and not body.tools and any(TITLE_TELL in bytes(message) for message in messages),
-        output_format=output_format,
-        input_trigger=trigger,
-        fields=_identity_fields(body),
-    )
-
-
-def _identity_fields(body: _Body) -> Signals:
-    """Weak identity: only texts, trimmed, that are printable and at most `MAX_FIELD_CHARACTERS` long."""
-    found = {
-        "codex_session": _member(body.client_metadata, "session_id"),
-        "codex_thread": _member(body.client_metadata, "thread_id"),
-        "codex_turn_metadata": _member(body.client_metadata, "x-codex-turn-metadata"),
-        "user_session": _user_session(_member(body.metadata, "user_id")),
-        "prompt_cache_key": body.prompt_cache_key,
-    }
-    return {
-        name: value.strip()
-        for name, value in found.items()
-        if isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS and value.strip() and value.isprintable()
-    }
-
-
-def _user_session(user_id: Any) -> str | None:
-    """Claude Code's ``metadata.user_id``: a JSON object with ``session_id``, or ``user_..._session_<id>``."""
-    if not isinstance(user_id, str):
-        return None
-    if user_id.startswith("{"):
-        try:
-            session = _member(_user_id.decode(user_id), "session_id")
-        except UNDECODABLE:
-            return None
-        return session if isinstance(session, str) else None
-    return user_id.rpartition("_session_")[2] if "_session_" in user_id else None
-
-
-def _member(value: Any, *path: str) -> Any:
-    """A nested member, or ``None`` where there is no such thing."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _read_head(message: msgspec.Raw) -> _Head:
-    try:
-        return _head.decode(message)
-    except UNDECODABLE:
-        return _NO_HEAD
-
-
-def _is_input(head: _Head) -> bool:
-    """Something that was said to the model, not by it or by its tools."""
-    return head.type in ("", "message") and head.role in ("user", "system", "developer")
-
-
-# What made the sender send it: the last item decides (spec: identity-and-traces §1.4)
-
-_CHAT_TRIGGERS: dict[str, InputTrigger] = {
-    "user": "user_message",
-    "tool": "tool_result",
-    "function": "tool_result",
-}
-
-
-def _chat_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
-    return _CHAT_TRIGGERS.get(_read_head(messages[-1]).role, "other") if messages else "other"
-
-
-def _responses_trigger(items: list[msgspec.Raw]) -> InputTrigger:
-    head = _read_head(items[-1]) if items else _NO_HEAD
-    if head.type == "function_call_output":
-        return "tool_result"
-    return "user_message" if head.type in ("", "message") and head.role == "user" else "other"
-
-
-def _anthropic_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
-    head = _read_head(messages[-1]) if messages else _NO_HEAD
-    if head.role != "user":
-        return "other"
-    try:
-        blocks = _blocks.decode(head.content)
-    except UNDECODABLE:
-        return "user_message"
-    return "tool_result" if any(block.type == "tool_result" for block in blocks) else "user_message"
-
-
 def _completions_prompt(body: _CompletionsBody) -> tuple[Prompt | None, int]:
-    """The prompt, and how many there are; a batch is not scored."""
+    """The prompt, and how many there are; a batch is not scored, nor are embeddings."""
     given = body.prompt
+    embedded = _embedded(body.prompt_embeds)
+    if embedded:
+        return None, embedded + (0 if not given else len(given) if _is_batch(given) else 1)
+    if given is None:
+        raise BadRequestError("prompt: is missing", param="prompt")
     if isinstance(given, str):
         return TextPrompt(given, body.add_special_tokens), 1
     kinds = {type(item) for item in given}
@@ -433,6 +369,25 @@ def _completions_prompt(body: _CompletionsBody) -> tuple[Prompt | None, int]:
     return (_tokens(only) if isinstance(only, list) else TextPrompt(str(only), body.add_special_tokens)), 1
 
 
+def _is_batch(given: str | list[Any]) -> bool:
+    return not isinstance(given, str) and not isinstance(given[0], int)
+
+
+def _embedded(raw: msgspec.Raw) -> int:
+    """How many prompts are given as embeddings (vLLM's ``prompt_embeds``: one, or a list)."""
+    if _given(raw) is None:
+        return 0
+    try:
+        return len(_items.decode(raw)) if bytes(raw).startswith(b"[") else 1
+    except UNDECODABLE:
+        return 1
+
+
+def _embeddings(raw: msgspec.Raw) -> Media:
+    count = _embedded(raw)
+    return Media(("embeddings",), count, len(bytes(raw))) if count else TEXT_ONLY
+
+
 def _tokens(ids: Sequence[object]) -> TokensPrompt:
     tokens = tuple(token for token in ids if isinstance(token, int) and 0 <= token < 1 << 32)
     if not tokens or len(tokens) != len(ids):
@@ -444,7 +399,7 @@ def _priority(body: _Body) -> int:
     """The client's wish; what the engine sees is decided by admission."""
     if body.priority is not None:
         return _bounded(body.priority)
-    hinted = _member(body.nvext.agent_hints, "priority") if body.nvext else None
+    hinted = member(body.nvext.agent_hints, "priority") if body.nvext else None
     return _bounded(hinted) if isinstance(hinted, int) and not isinstance(hinted, bool) else 0
 
 
@@ -460,6 +415,11 @@ def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
 
 def _first_number(*numbers: int | None) -> int | None:
     return next((_bounded(number) for number in numbers if number is not None), None)
+
+
+def _choices(number: int | None) -> int:
+    """At least one; of what no engine takes, as much as a row can say."""
+    return max(1, min(number or 1, MOST_CHOICES))
 
 
 def _bounded(number: int) -> int:

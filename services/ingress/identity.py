@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from schemas.base import UNDECODABLE
 from schemas.session import Family, InputTrigger, RequestKind, SessionIdentity, SessionKey
+from schemas.trace import Compaction, TurnFacts
 
 MAX_PARENT_BYTES = 256
 """A longer parent id is dropped; session ids may have any length (spec: identity-and-traces §1.2 rule 9)."""
@@ -42,11 +44,14 @@ class BodyFacts:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """One request's identity, its kind, and what made its sender send it."""
+    """One request's identity, its kind, and what made its sender send it. ``turn``, ``compaction``: what its harness
+    says of the turn, and of a compaction, for the row."""
 
     identity: SessionIdentity
     kind: RequestKind
     input_trigger: InputTrigger
+    turn: TurnFacts | None = None
+    compaction: Compaction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,9 @@ FAMILIES = (
         needs_prefix="x-codex-",
         parent="x-codex-parent-thread-id",
     ),
+    FamilyRule(
+        family="deepseek", root=("x-deepseek-harness-session-id",), parent="x-deepseek-harness-parent-session-id"
+    ),
     FamilyRule(family="opencode", root=("x-session-id",), parent="x-parent-session-id"),
     FamilyRule(family="pi", root=("session-id", "session_id")),
     FamilyRule(family="affinity", root=("x-session-affinity",)),
@@ -105,20 +113,38 @@ BODY_FIELDS = ("codex_session", "codex_thread", "codex_turn_metadata", "user_ses
 _IDENTITY_HEADERS = frozenset(name for rule in FAMILIES for name in (*rule.root, rule.agent, rule.parent) if name)
 
 FINAL_HEADERS = ("x-tidegate-session-final", "x-dynamo-session-final")
+BACKGROUND_HEADER = "x-tidegate-background"
+"""Says, of whatever session, that nobody waits for its answers."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
+COMPACT_HEADER = "x-deepseek-harness-compact"
+"""DeepSeek's harness: exactly ``1`` on a request that makes its history shorter (spec: identity-and-traces §1.4)."""
+MAX_WORD = 256
+"""Characters of a harness's word in a row; a longer one is cut."""
+MAX_ORDINAL = 1 << 31
+
+
 class TurnMetadata(msgspec.Struct):
-    """The part of Codex's ``x-codex-turn-metadata`` that identity needs."""
+    """The part of Codex's ``x-codex-turn-metadata`` that identity and rows need (spec: harness.md §3). What only rows
+    need has any type: a harness that changes it loses that alone."""
 
     session_id: str = ""
     thread_id: str = ""
     turn_id: str = ""
     request_kind: str = ""
+    agent_name: Any = None
+    root_turn_id: Any = None
+    parent_turn_id: Any = None
+    window_number: Any = None
+    forked_from_thread_id: Any = None
+    forked_from_ordinal_exclusive: Any = None
+    compaction: Any = None
 
 
 _turn_metadata = msgspec.json.Decoder(TurnMetadata)
 _NO_METADATA = TurnMetadata()
+_NO_TURN = TurnFacts()
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Signals:
@@ -140,11 +166,13 @@ def unreadable_identity(headers: Iterable[tuple[bytes, bytes]], signals: Signals
 
 
 def read_turn_metadata(text: str) -> TurnMetadata:
-    """Codex's turn metadata; empty for anything that is not such JSON."""
+    """Codex's turn metadata; empty for anything that is not such JSON. Its ids are read as those of headers are."""
     try:
-        return _turn_metadata.decode(text)
+        metadata = _turn_metadata.decode(text)
     except UNDECODABLE:
         return _NO_METADATA
+    ids = {name: _id(getattr(metadata, name)) for name in ("session_id", "thread_id", "turn_id")}
+    return msgspec.structs.replace(metadata, **ids)
 
 
 def resolve(signals: Signals, facts: BodyFacts, endpoint: str, *, tenant: str = "default", request_id: str) -> Resolved:
@@ -159,10 +187,51 @@ def resolve(signals: Signals, facts: BodyFacts, endpoint: str, *, tenant: str = 
     )
     if identity.key.family != "request" and not identity.weak:
         identity = msgspec.structs.replace(identity, final=_final(signals), turn_id=metadata.turn_id or None)
+    if _BOOLEANS.get(signals.get(BACKGROUND_HEADER, "").lower()):
+        identity = msgspec.structs.replace(identity, background=True)
     kind = request_kind(signals, facts, endpoint, metadata)
     if kind == "turn" and identity.final:
         kind = "final"
-    return Resolved(identity, kind, facts.input_trigger)
+    return Resolved(identity, kind, facts.input_trigger, turn_facts(metadata), compaction_of(signals, kind, metadata))
+
+
+def turn_facts(metadata: TurnMetadata) -> TurnFacts | None:
+    """What Codex says of the turn and of where its thread comes from; ``None`` where it says nothing."""
+    said = TurnFacts(
+        agent_name=_word(metadata.agent_name),
+        root_turn_id=_word(metadata.root_turn_id),
+        parent_turn_id=_word(metadata.parent_turn_id),
+        window_number=_ordinal(metadata.window_number),
+        forked_from_session_id=_word(metadata.forked_from_thread_id),
+        forked_from_ordinal=_ordinal(metadata.forked_from_ordinal_exclusive),
+    )
+    return None if said == _NO_TURN else said
+
+
+def compaction_of(signals: Signals, kind: RequestKind, metadata: TurnMetadata) -> Compaction | None:
+    """Why and how the history is made shorter; empty where a harness says only that it is; ``None`` where none says
+    so (spec: identity-and-traces §1.4)."""
+    if kind != "compaction":
+        return None
+    if metadata.request_kind == "compaction":
+        said = metadata.compaction if isinstance(metadata.compaction, dict) else {}
+        return Compaction(**{name: _word(said.get(name)) for name in Compaction.__struct_fields__})
+    return Compaction() if signals.get(COMPACT_HEADER) == "1" else None
+
+
+def _id(text: str) -> str:
+    """Trimmed; empty where it is not printable ASCII (escapes of JSON may hide anything)."""
+    trimmed = text.strip(" \t")
+    return trimmed if trimmed.isascii() and trimmed.isprintable() else ""
+
+
+def _word(value: Any) -> str | None:
+    """A text of a harness, trimmed and cut; anything else, and a blank one, is absent."""
+    return (value.strip()[:MAX_WORD] or None) if isinstance(value, str) else None
+
+
+def _ordinal(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < MAX_ORDINAL else None
 
 
 def _with_codex_thread(signals: Signals, metadata: TurnMetadata) -> Signals:
@@ -248,13 +317,20 @@ class Question:
         return self.facts.one_shot and not self.facts.has_tools
 
 
+PASSED_APIS = frozenset({"embeddings", "tokenize", "detokenize", "passthrough"})
+"""`services.ingress.passing` reads them."""
+
 KINDS: tuple[tuple[RequestKind, str, Callable[[Question], bool]], ...] = (
     ("count_tokens", "the API counts only", lambda q: q.endpoint == "count_tokens"),
+    ("passthrough", "the API is passed on as it comes", lambda q: q.endpoint in PASSED_APIS),
     (
         "compaction",
         "Codex says so",
-        lambda q: q.metadata.request_kind == "compaction" and "thread-id" in q.signals,
+        lambda q: (
+            q.metadata.request_kind == "compaction" and ("thread-id" in q.signals or "codex_thread" in q.facts.fields)
+        ),
     ),
+    ("compaction", "DeepSeek's harness says so", lambda q: q.signals.get(COMPACT_HEADER) == "1"),
     (
         "compaction",
         "Claude Code's /compact: its only tell is this beta",

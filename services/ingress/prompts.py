@@ -18,7 +18,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from schemas.base import UNDECODABLE
-from services.ingress.canonical import Conversation, conversation_of
+from services.ingress.canonical import Conversation, Dialect, conversation_of
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
 
@@ -32,6 +32,8 @@ _TEMPLATE_FAILURES = (
     ValueError,
 )
 """What a template's expressions can raise inside the sandbox."""
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 StrftimeNow = Callable[[str], str]
 """The template's clock: a `strftime` format to the time as text."""
@@ -62,6 +64,19 @@ def _raise_exception(message: str) -> str:
     raise TemplateError(f"the chat template refuses the messages: {message}")
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which looks for an attribute first and for an item then. An object out of JSON has no attributes
+    but those of every dict: a message's ``role`` is looked up once, without an exception."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
 class ChatTemplate:
     """A ``chat_template`` of a ``tokenizer_config.json`` or a ``chat_template.jinja``.
 
@@ -70,7 +85,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], strftime_now: StrftimeNow) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
@@ -123,10 +138,9 @@ class ChatTemplate:
         return "\n".join(texts)
 
 
-def render_prompt(template: ChatTemplate, prompt: ChatPrompt, *, drop_billing_line: bool = False) -> str:
-    """The text of one chat prompt. ``drop_billing_line``: leave out Claude Code's attribution line, for engines that
-    do so themselves (spec: user-cases C5). Raises `TemplateError`."""
-    conversation: Conversation = conversation_of(prompt, drop_billing_line=drop_billing_line)
+def render_prompt(template: ChatTemplate, prompt: ChatPrompt, dialect: Dialect = "vllm") -> str:
+    """The text of one chat prompt, as an engine of this ``dialect`` sees it. Raises `TemplateError`."""
+    conversation: Conversation = conversation_of(prompt, dialect)
     text = template.render(
         conversation.messages,
         conversation.tools,

@@ -7,14 +7,28 @@ shed in-band with Codex's ``server_is_overloaded``, which ends the turn at once 
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from schemas.base import UNDECODABLE
 from services.ingress.errors import BadRequestError, IngressError
 
 REASON_HEADER = b"x-tidegate-reason"
+
+MESSAGES = {
+    "no_worker": "No worker can serve this model at the moment.",
+    "admission_unavailable": "The admission service does not answer.",
+    "hold_timeout": "No worker had room for this request in time.",
+    "hold_deadline": "No worker had room for this request in time.",
+    "hold_queue_full": "Too many requests wait for a worker already.",
+    "stopping": "This process is stopping.",
+}
+"""What a refused client reads, by reason, where it deserves more than the reason's own words."""
 
 _OPENAI_TYPES = {
     400: "invalid_request_error",
@@ -69,6 +83,16 @@ def _anthropic_event(status: int, reason: str, message: str) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(_anthropic(status, reason, message, None)) + b"\n\n"
 
 
+class _Words(msgspec.Struct):
+    message: str | None = None
+
+
+class _Said(_Words):
+    """An error's body as engines send it: the message in ``error``, or by itself."""
+
+    error: _Words | None = None
+
+
 _Body = Callable[[int, str, str, str | None], dict[str, object]]
 _Event = Callable[[int, str, str], bytes]
 _SHAPES: dict[str, tuple[_Body, _Event]] = {
@@ -115,3 +139,48 @@ def error_event(endpoint: str, status: int, reason: str, message: str) -> bytes:
     """One SSE event that ends a stream which broke after its first byte."""
     _, event = _SHAPES.get(endpoint, _DEFAULT)
     return event(status, reason, message)
+
+
+def relayed_error_event(endpoint: str, status: int, body: bytes) -> bytes:
+    """An engine's own error, which came as a whole answer, inside a stream that has begun: with its words where it has
+    any (harnesses read them, for example that a prompt is too long)."""
+    message = f"The engine answered with status {status}."
+    with contextlib.suppress(*UNDECODABLE):
+        said = msgspec.json.decode(body, type=_Said)
+        message = said.message or (said.error.message if said.error is not None else None) or message
+    return error_event(endpoint, status, "engine_status", message)
+
+
+class _Unknown(msgspec.Struct):
+    """The members in which servers say that they know no such path."""
+
+    error: Any = None
+    message: Any = None
+    detail: Any = None
+
+
+_NO_PATH = re.compile(r"(?:404 )?(?:(?:file|page) )?not found\.?", re.IGNORECASE)
+_NO_API = re.compile(r"(?:the model )?does not support .*\bapi\.?|not implemented\.?", re.IGNORECASE)
+"""All that vLLM says for a model without Messages or Responses, and others for a method that they have not."""
+
+
+def says_no_such_api(status: int, body: bytes) -> bool:
+    """Whether an engine's error says that it has no such API, and not that something in the request was not found (a
+    model, an earlier response) or cannot be done, which is said with more words."""
+    if status == 405:
+        return True
+    try:
+        said = msgspec.json.decode(body, type=_Unknown)
+    except UNDECODABLE:
+        return status in (404, 501)
+    words = said.error.get("message") if isinstance(said.error, dict) else said.error
+    words = words or said.message or said.detail
+    known = {404: _NO_PATH, 501: _NO_API}.get(status)
+    return known is not None and (not isinstance(words, str) or known.fullmatch(words.strip()) is not None)
+
+
+def refusal_message(reason: str, policy: str | None = None, detail: str | None = None) -> str:
+    """One sentence about a refusal; ``policy``: the user's policy that refused, and ``detail`` its own words."""
+    if policy is not None:
+        return f"Policy {policy} refused the request{f': {detail}' if detail else ''}."
+    return MESSAGES.get(reason, f"The request was refused: {reason.replace('_', ' ')}.")

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.request import Outcome, Usage
 from schemas.trace import (
     AgentContext,
@@ -17,10 +19,16 @@ from schemas.trace import (
 )
 from services.ingress.answers import AnswerFacts
 from services.ingress.requests import Record
+from services.ingress.tokens import PromptTokens, from_ids, trace_block_size
 
+FINE_TOKENS = 8192
+"""A prompt of up to so many tokens has hashes in blocks of the pool's own size."""
 MAX_REPLAY_HASHES = 32_768
 """A longer prompt's row goes without its replay block, so that a row stays far below a message's limit (8 MiB): 20
 digits a hash."""
+
+
+_NO_FINISH = FinishMetadata()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +50,28 @@ def usage_of(record: Record, answer: AnswerFacts | None) -> Usage:
     said = answer.usage
     if said.input_tokens is not None and said.output_tokens is not None:
         return said
+    if record.request.passed and (said.input_tokens is not None or record.counts_only):
+        return msgspec.structs.replace(said, output_tokens=0)
     return Usage(
         input_tokens=said.input_tokens if said.input_tokens is not None else record.input_tokens,
-        output_tokens=said.output_tokens if said.output_tokens is not None else answer.data_lines,
+        output_tokens=said.output_tokens
+        if said.output_tokens is not None
+        else len(answer.token_ids) or answer.data_lines,
         cached_tokens=said.cached_tokens,
         reasoning_tokens=said.reasoning_tokens,
         estimated=True,
     )
 
 
-def request_end_row(record: Record, ending: Ending, usage: Usage) -> TraceRow:
-    """The finished row. Its time is the receipt plus the total, as the peer's is."""
+def request_end_row(record: Record, ending: Ending, usage: Usage, fine_tokens: int = FINE_TOKENS) -> TraceRow:
+    """The finished row. Its time is the receipt plus the total, as the peer's is. ``fine_tokens``: a longer prompt's
+    hashes are of larger blocks."""
     total_ms = _ms(record.received_at, ending.at) or 0.0
     return TraceRow(
         event_type="request_end",
         event_time_unix_ms=record.received_ms + round(total_ms),
         agent_context=_context(record),
-        request=_metrics(record, ending, usage, total_ms),
+        request=_metrics(record, ending, usage, total_ms, fine_tokens),
     )
 
 
@@ -75,16 +88,24 @@ def _context(record: Record) -> AgentContext | None:
         turn_id=identity.turn_id,
         session=identity.key,
         weak=identity.weak,
+        implicit=identity.implicit,
+        turn=record.resolved.turn,
+        compaction=record.resolved.compaction,
     )
 
 
-def _metrics(record: Record, ending: Ending, usage: Usage, total_ms: float) -> RequestMetrics:
+def _metrics(record: Record, ending: Ending, usage: Usage, total_ms: float, fine_tokens: int) -> RequestMetrics:
     granted = record.granted
     wait_ms = _ms(record.asked_at, record.decided_at)
-    replay = replay_of(record)
+    undecided = record.granted is None and record.decided_at is None
+    hold_ms = round(_ms(record.held_at, ending.at) or 0.0) if undecided else record.hold_ms
+    computes = record.worker is not None and not record.counts_only
+    choices, media = record.request.choices, record.media
+    replay = replay_of(record, ending.answer, fine_tokens)
     return RequestMetrics(
         request_id=record.request_id,
         x_request_id=record.x_request_id,
+        response_id=ending.answer.response_id if ending.answer else None,
         model=record.model,
         endpoint=record.request.endpoint,
         kind=record.kind,
@@ -96,20 +117,26 @@ def _metrics(record: Record, ending: Ending, usage: Usage, total_ms: float) -> R
         attempts=record.attempt + 1,
         input_tokens=usage.input_tokens if usage.input_tokens is not None else record.input_tokens,
         output_tokens=usage.output_tokens or 0,
+        max_output_tokens=record.request.max_output_tokens,
+        choices=choices if choices != 1 else None,
+        modalities=media.modalities,
         cached_tokens=usage.cached_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         usage_estimated=True if usage.estimated or usage.input_tokens is None else None,
         predicted_cached_tokens=granted.predicted_cached_tokens if granted else None,
+        predicted_shared_tokens=(granted.predicted_shared_tokens or None) if granted else None,
         request_received_ms=record.received_ms,
         admission_wait_ms=wait_ms,
-        hold_ms=granted.hold_ms if granted and granted.hold_ms else None,
+        hold_ms=hold_ms or None,
         hold_reason=(granted.hold_reason if granted else None) or record.hold_reason,
-        decision_ms=None if wait_ms is None else max(0.0, wait_ms - (granted.hold_ms if granted else 0)),
+        decision_ms=None if wait_ms is None else max(0.0, wait_ms - record.hold_ms),
         decision_mode=record.mode,
         policy=granted.policy if granted else None,
         grant_id=record.grant_id,
         index_health=granted.index_health if granted else None,
         index_reason=granted.index_reason if granted else None,
+        prefill_wait_time_ms=_ms(record.received_at, record.decided_at) if computes else None,
+        prefill_time_ms=_ms(record.decided_at, record.first_byte_at) if computes else None,
         ttft_ms=_ms(record.received_at, record.first_byte_at),
         avg_itl_ms=_inter_token_ms(record, ending, usage),
         total_time_ms=total_ms,
@@ -117,29 +144,47 @@ def _metrics(record: Record, ending: Ending, usage: Usage, total_ms: float) -> R
         queue_depth=record.place or None,
         worker=None if record.worker is None else TracedWorker(worker=record.worker, rank=record.rank or 0),
         replay=replay,
-        replayable=replay is not None and record.request.choices == 1,
+        replayable=replay is not None and choices == 1 and not media.parts,
         finish_reason_metadata=_finish(ending.answer),
     )
 
 
-def replay_of(record: Record) -> ReplayBlock | None:
-    """The prompt's hashes in blocks of the pool's size; absent without tokens, block size, or over the bound."""
-    tokens = record.tokens
-    if tokens is None or not tokens.block_size or -(-len(tokens) // tokens.block_size) > MAX_REPLAY_HASHES:
+def replay_of(record: Record, answer: AnswerFacts | None = None, fine_tokens: int = FINE_TOKENS) -> ReplayBlock | None:
+    """The prompt's hashes, and those of prompt and answer where the engine told what it generated; absent without
+    tokens, block size, or over the bound. Blocks are the pool's up to ``fine_tokens``, then larger (docs/adr/0018)."""
+    tokens = _tokens_of(record, answer)
+    if tokens is None or not tokens.block_size:
         return None
+    size = trace_block_size(len(tokens), tokens.block_size, fine_tokens)
+    if -(-len(tokens) // size) > MAX_REPLAY_HASHES:
+        return None
+    generated = answer.token_ids if answer is not None and record.request.choices == 1 else ()
     return ReplayBlock(
-        trace_block_size=tokens.block_size,
+        trace_block_size=size,
         input_length=len(tokens),
-        input_sequence_hashes=tokens.replay_hashes(),
+        input_sequence_hashes=tokens.trace_hashes(size),
+        completion_sequence_hashes=tokens.answered(generated, size) if generated else msgspec.UNSET,
     )
+
+
+def _tokens_of(record: Record, answer: AnswerFacts | None) -> PromptTokens | None:
+    """As we counted them; else as the engine said, where the client asked it and they are text."""
+    if record.tokens is not None or answer is None or not answer.prompt_token_ids or record.media.parts:
+        return record.tokens
+    return from_ids(answer.prompt_token_ids, record.block_size) if record.request.choices == 1 else None
 
 
 def _finish(answer: AnswerFacts | None) -> FinishMetadata | None:
-    if answer is None or (answer.finish_reason is None and not answer.tool_calls):
+    if answer is None:
         return None
-    return FinishMetadata(
-        finish_reason=answer.finish_reason, stop_reason=answer.stop_reason, tool_calls=answer.tool_calls
+    said = FinishMetadata(
+        finish_reason=answer.finish_reason,
+        backend_finish_reason=answer.backend_finish_reason,
+        stop_reason=answer.stop_reason,
+        tool_calls=answer.tool_calls,
+        choices=answer.choices,
     )
+    return None if said == _NO_FINISH else said
 
 
 def _inter_token_ms(record: Record, ending: Ending, usage: Usage) -> float | None:

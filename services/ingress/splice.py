@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -61,15 +61,30 @@ def set_member(body: bytes, path: tuple[str, ...], value: bytes) -> bytes:
     return _set(body, 0, path, value)
 
 
+def set_members(body: bytes, name: str, values: Sequence[tuple[str, bytes]]) -> bytes:
+    """``body`` with the JSON ``values``, by name, in its member ``name``, an object; what else that object has stays.
+
+    As `set_member`, but one look at the body where the object is absent. Raises `MisuseError`.
+    """
+    if not may_have(body, name):
+        return set_member(
+            body, (name,), b"{%b}" % b",".join(b"%b:%b" % (json.dumps(key).encode(), value) for key, value in values)
+        )
+    for key, value in reversed(values):
+        body = set_member(body, (name, key), value)
+    return body
+
+
 def _set(body: bytes, start: int, path: tuple[str, ...], value: bytes) -> bytes:
     name, *deeper = path
     # The decoder sees the names of a 500 KB body in 0.3 ms, the scanner in 6 ms.
-    absent = start == 0 and not _may_have(body, name)
+    absent = start == 0 and not may_have(body, name)
     found = [] if absent else [member for member in members(body, start) if member.name == name]
     if not found:
         at = _open(body, start)
         comma = b"" if _NOTHING.match(body, at) else b","
-        return b"%b%b:%b%b%b" % (body[:at], json.dumps(name).encode(), _nested(deeper, value), comma, body[at:])
+        put = b"%b:%b%b" % (json.dumps(name).encode(), _nested(deeper, value), comma)
+        return b"".join((body[:at], put, memoryview(body)[at:]))  # a twentieth of what formatting takes at 200 KB
     for member in reversed(found):  # from the back, so that earlier places stay right
         if not deeper:
             body = body[: member.start] + value + body[member.end :]
@@ -80,7 +95,7 @@ def _set(body: bytes, start: int, path: tuple[str, ...], value: bytes) -> bytes:
     return body
 
 
-def _may_have(body: bytes, name: str) -> bool:
+def may_have(body: bytes, name: str) -> bool:
     """Whether the object at the front has this member; also where only the scanner, which has no stack, can tell."""
     try:
         return name in _object.decode(body)

@@ -70,12 +70,13 @@ class EventStream:
 
     def _plain(self, data: bytes) -> bool:
         """Whole events of one data line each, and nothing in them to read: counted, not cut up."""
-        if not data.endswith(b"\n\n") or b"\r" in data or DONE in data or self._reader.marks(data):
+        reader = self._reader
+        if reader.unread or not data.endswith(b"\n\n") or b"\r" in data or DONE in data or reader.marks(data):
             return False
         lines = data.count(b"\ndata:") + data.startswith(b"data:")
         if lines != data.count(b"\n\n") or len(data) > self._limit:
             return False
-        self._reader.data_lines += lines
+        reader.data_lines += lines
         return True
 
     def _cut(self, data: bytes) -> bytes:
@@ -114,10 +115,14 @@ class EventStream:
             lines = []
             count = event.count(b"\ndata:") + event.startswith(b"data:")
         reader.data_lines += count
-        if not count or (count == 1 and not reader.marks(event) and DONE not in event):
+        if not count:
+            return False
+        is_marked = count > 1 or DONE in event or reader.marks(event) is not None
+        if not is_marked and not reader.unread:
             return False
         data = _data_of(lines or event.split(b"\n"))
-        reader.data_lines -= count
+        if is_marked:
+            reader.data_lines -= count
         return reader.read_event(data) and self._strip
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from kvcore.text_blocks import BYTES_PER_TOKEN, TextChain
 from schemas.base import UNDECODABLE
-from services.ingress.canonical import TEXT_PARTS
+from services.ingress.canonical import TEXT_PARTS, type_of
 from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt
 
 _ITEM, _PART = "\x1e", "\x1f"
@@ -48,8 +48,8 @@ def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int
     chain = TextChain(block_bytes, max_bytes=max_bytes, adapter=adapter, salt=request.cache_salt)
     match request.prompt:
         case ChatPrompt() as prompt:
-            for piece in _chat(prompt):
-                chain.feed(piece)
+            for part in (part for item in items(prompt) for part in item.parts):
+                chain.feed(part)
                 if chain.full:
                     break
         case TextPrompt(text=text):
@@ -61,66 +61,86 @@ def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int
     return TextBlocks(max(1, block_bytes // BYTES_PER_TOKEN), chain.chain())
 
 
-def _chat(prompt: ChatPrompt) -> Iterator[bytes]:
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One tool, the system prompt, one message or input item, as text in its ``parts``: the first begins with its role.
+    ``role`` and ``type`` are empty where there is none."""
+
+    role: str
+    parts: list[bytes]
+    is_tool: bool = False
+    type: str = ""
+
+
+def items(prompt: ChatPrompt) -> Iterator[Item]:
+    """What the model sees, in that order, one item after the other; items that it does not see have no parts."""
     for tool in prompt.tools:
-        yield from _encoded(_item(tool))
+        yield _item(tool, is_tool=True)
     if prompt.system is not None:
-        yield from _encoded(_system(prompt.system))
+        yield _system(prompt.system)
     for message in prompt.messages:
-        yield from _encoded(_item(message))
+        yield _item(message)
 
 
-def _encoded(texts: Iterator[str | bytes]) -> Iterator[bytes]:
-    for text in texts:
-        yield text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-
-
-def _system(raw: msgspec.Raw) -> Iterator[str | bytes]:
-    yield f"{_ITEM}system"
+def _system(raw: msgspec.Raw) -> Item:
     try:
-        yield from _content(_any.decode(raw))
+        parts = _opened(f"{_ITEM}system", _content(_any.decode(raw)))
     except UNDECODABLE:
-        yield bytes(raw)
+        parts = [f"{_ITEM}system".encode() + bytes(raw)]
+    return Item("system", parts)
 
 
-def _item(raw: msgspec.Raw) -> Iterator[str | bytes]:
-    """One tool, message or input item, all of its pieces."""
+def _item(raw: msgspec.Raw, *, is_tool: bool = False) -> Item:
+    """One tool, message or input item."""
     try:
         item = _any.decode(raw)
     except UNDECODABLE:
-        yield bytes(raw)
-        return
+        return Item("", [bytes(raw)], is_tool)
     if not isinstance(item, dict):
-        yield f"{_ITEM}{_PART}"
-        yield item if isinstance(item, str) else _json(item)
-        return
-    if item.get("type") in _NOT_SHOWN:
-        return
-    yield f"{_ITEM}{item.get('role', '')}"
-    yield from _content(item.get("content"))
+        text = _utf8(item) if isinstance(item, str) else _json(item)
+        return Item("", [f"{_ITEM}{_PART}".encode() + text], is_tool)
+    kind = type_of(item)
+    if kind in _NOT_SHOWN:
+        return Item("", [], is_tool)
+    role = f"{item.get('role', '')}"
+    parts = _content(item.get("content"))
     rest = {name: value for name, value in item.items() if name not in _HIDDEN}
     if rest.get("type") == "message":
         del rest["type"]
     if rest:
-        yield _PART
-        yield _json(rest)
+        parts.append(_json(rest))
+    return Item(role, _opened(f"{_ITEM}{role}", parts), is_tool, kind)
 
 
-def _content(content: Any) -> Iterator[str | bytes]:
+def _opened(head: str, parts: list[bytes]) -> list[bytes]:
+    """``parts``, each after its mark, the first after ``head``."""
+    opening = _utf8(head)
+    if not parts:
+        return [opening]
+    mark = _PART.encode()
+    return [opening + mark + parts[0], *(mark + part for part in parts[1:])]
+
+
+def _content(content: Any) -> list[bytes]:
     """A text and a list of one text are the same."""
+    parts: list[bytes] = []
     for part in content if isinstance(content, list) else [content]:
         if part is None:
             continue
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = type_of(part)
         if kind in _NOT_SHOWN:
             continue
-        yield _PART
         if isinstance(part, str):
-            yield part
+            parts.append(_utf8(part))
         elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
-            yield part["text"]
+            parts.append(_utf8(part["text"]))
         else:
-            yield _json(part)
+            parts.append(_json(part))
+    return parts
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _json(value: Any) -> bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from schemas.worker import WorkerState
+from services.ingress.canonical import Dialect
+from services.ingress.tokens import PageRule
 
 PLACEABLE = frozenset({"ready", "mismatch"})
 """Health in which a worker takes requests; ``mismatch`` is placed by load only."""
@@ -18,12 +21,15 @@ MAX_MODELS = 4096
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The workers of one model that one chain stands for. ``block_size`` in tokens, ``None`` while nobody knows it.
-    ``adapter``: the model is an adapter, and its blocks are nobody else's."""
+    ``adapter``: the model is an adapter, and its blocks are nobody else's. ``pages``: the rule of the shared pool that
+    most of them read, where pages follow from the tokens. ``dialect``: how most of them read Anthropic's messages."""
 
     model: str
     block_size: int | None
     salt_rule: str
     adapter: str | None = None
+    pages: PageRule | None = None
+    dialect: Dialect = "vllm"
 
 
 @dataclass(slots=True)
@@ -86,6 +92,11 @@ class Workers:
         heard = self._heard.get(worker)
         return heard.state if heard else None
 
+    def dialect(self, worker: str) -> Dialect:
+        """How this one reads and says Anthropic's messages."""
+        state = self.get(worker)
+        return "sglang" if state is not None and state.profile.engine == "sglang" else "vllm"
+
     def placeable(self, model: str, now: float) -> list[WorkerState]:
         """Workers of this model that take requests, by name."""
         return sorted(
@@ -109,10 +120,13 @@ class Workers:
             for state in placeable
             if state.health == "ready" and state.profile.block_size is not None
         )
+        pages = _page_rule(placeable)
+        sglang = sum(state.profile.engine == "sglang" for state in placeable)
+        dialect: Dialect = "sglang" if 2 * sglang > len(placeable) else "vllm"
         if not shapes:
-            return Pool(model, None, "cache_salt", adapter)
+            return Pool(model, None, "cache_salt", adapter, pages, dialect)
         (size, rule), _ = min(shapes.items(), key=lambda item: (-item[1], item[0][0] or 0, item[0][1]))
-        return Pool(model, size, rule, adapter)
+        return Pool(model, size, rule, adapter, pages, dialect)
 
     def models(self, now: float) -> list[str]:
         """Models that can be served now, sorted."""
@@ -124,6 +138,16 @@ class Workers:
                 for model in _models_of(heard.state)
             }
         )
+
+
+def _page_rule(workers: Iterable[WorkerState]) -> PageRule | None:
+    """The page rule of most of the workers that read a shared pool by SGLang's rule; the smaller page when equal."""
+    rules = Counter(
+        (shared.page_size, shared.pairs)
+        for shared in (state.profile.shared for state in workers)
+        if shared is not None and shared.page_hash == "sha256_chain"
+    )
+    return PageRule(*min(rules, key=lambda rule: (-rules[rule], rule))) if rules else None
 
 
 def _is_older(state: WorkerState, known: WorkerState) -> bool:

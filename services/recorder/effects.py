@@ -9,16 +9,15 @@ DropReason = Literal["duplicate", "bad_row"]
 
 
 @dataclass(frozen=True, slots=True)
-class WriteMember:
-    """Append ``lines`` (uncompressed) as one gzip member to ``segment``, then answer with `MemberWritten`.
+class WriteBatch:
+    """Give these rows to the sink, then answer with `BatchWritten`. Batches are written in the order of ``number``.
 
-    ``rows`` are the bare rows, for sinks that take no envelope.
+    ``rows``: bare rows of one line each; ``received_s``: Unix time of each.
     """
 
     number: int
-    segment: int
-    lines: bytes
     rows: tuple[bytes, ...]
+    received_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +35,4 @@ class DropRow:
     detail: str
 
 
-Effect = WriteMember | Acknowledge | DropRow
+Effect = WriteBatch | Acknowledge | DropRow

@@ -2,9 +2,8 @@
 
 RecorderError
 ├── BadRowError        the publisher's row is not a JSON object (the row is counted, acknowledged and skipped)
-├── SegmentError       a segment file on disk is not what we write (its torn tail is cut, the rest kept)
-├── SinkError          the disk refused (full, read-only): retried, nothing is acknowledged meanwhile
-└── SinkTakenError     another recorder writes under the same prefix (our user's mistake)
+├── BadToolEventError  a harness's tool event is not what the format says (the harness's fault; counted by its reason)
+└── SinkError          a sink refused (disk full, collector away): retried, nothing is acknowledged meanwhile
 """
 
 from __future__ import annotations
@@ -22,19 +21,15 @@ class BadRowError(RecorderError):
     reason = "bad_row"
 
 
-class SegmentError(RecorderError):
-    """Bytes of a segment file cannot be read as gzip members of lines."""
+class BadToolEventError(RecorderError):
+    """One tool event is not taken. ``reason`` says which rule it breaks (`services.recorder.tool_messages`)."""
 
-    reason = "bad_segment"
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class SinkError(RecorderError):
-    """The disk refused a write."""
+    """A sink could not write now."""
 
     reason = "sink_failed"
-
-
-class SinkTakenError(RecorderError):
-    """Another process holds this directory and prefix."""
-
-    reason = "sink_taken"

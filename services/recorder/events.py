@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class RowReceived:
-    """One row of the stream. ``token`` is what the shell needs to acknowledge it."""
+class RowsReceived:
+    """Rows of the stream, in order. ``tokens``: what the shell needs to acknowledge each."""
 
-    payload: bytes
-    token: object
+    payloads: Sequence[bytes]
+    tokens: Sequence[object]
 
 
 @dataclass(frozen=True, slots=True)
-class MemberWritten:
-    """The member with this number is on disk (and synced, where that is the setting)."""
+class BatchWritten:
+    """The batch with this number is where it belongs (and synced, where that is the setting)."""
 
     number: int
 
@@ -30,4 +31,4 @@ class StopAsked:
     """Flush what is there, whatever its size."""
 
 
-Event = RowReceived | MemberWritten | TimePassed | StopAsked
+Event = RowsReceived | BatchWritten | TimePassed | StopAsked

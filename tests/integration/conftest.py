@@ -19,6 +19,6 @@ def url(nats_server: NatsServer) -> str:
 @pytest.fixture
 async def bus(url: str) -> AsyncIterator[NatsBus]:
     """The test's own connection to it."""
-    bus = await connect(url, name="test", timeout_s=10)
+    bus = await connect(url, name="test", timeout_s=30)
     yield bus
     await bus.close()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bus.nats import NatsBus, connect
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 
 
 def executable() -> str:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
 

@@ -22,6 +22,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from tests.support.ports import free_ports
 from tests.support.processes import HelperProcess, start_process
 
 INTERPRETER = "VLLM_PYTHON"
@@ -53,18 +54,6 @@ def interpreter() -> str:
     if not Path(found).is_file():
         pytest.skip(f"{INTERPRETER}={found} does not exist")
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now: vLLM must be told numbers, and again after a restart."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class Vllm:

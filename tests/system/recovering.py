@@ -32,7 +32,7 @@ BLOCK = 16
 RANKS = 2
 SESSIONS = 4
 LONGEST_TOKENS = 1200
-SETTLED_WITHIN_S = 15.0
+SETTLED_WITHIN_S = 60.0
 Truth = dict[int, set[int]]
 
 

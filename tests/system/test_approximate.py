@@ -24,7 +24,7 @@ from tests.integration.engine.engines import RunningEngine, running_engine, unti
 from tests.support.processes import eventually
 from tests.support.system import RunningSystem, running_system
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(400)]
 
 Messages = list[ChatCompletionMessageParam]
 MODEL = "sim-8b"
@@ -60,7 +60,7 @@ class House:
     async def turn(self, messages: Messages) -> tuple[int, Decision]:
         """One request through the front door: cached tokens as the engine says, and how it was decided."""
         _, cached, request_id = await turn(self.front, messages)
-        await eventually(lambda: request_id in self.by_request, 10, "decided")
+        await eventually(lambda: request_id in self.by_request, 60, "decided")
         return cached, self.by_request[request_id]
 
     def on_decision(self, message: BusMessage) -> None:
@@ -99,7 +99,7 @@ async def running_house(
             running.append(await stack.enter_async_context(running_engine(own, "--kv-events", kv_events)))
         options = [option for engine in running for option in ("--engine", engine.url)]
         system = await stack.enter_async_context(running_system(directory, "--config", str(config), *options))
-        bus = await connect(system.nats_url, name="test", timeout_s=10)
+        bus = await connect(system.nats_url, name="test", timeout_s=30)
         stack.push_async_callback(bus.close)
         urls = [str(system.addresses["base_url"]), *(f"{engine.url}/v1" for engine in running)]
         clients = [openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) for url in urls]
@@ -110,7 +110,7 @@ async def running_house(
         await bus.subscribe(f"{ROOT}.index.source.*.*", house.on_source)
         await bus.subscribe(f"{ROOT}.worker.state.*", house.on_worker)
         await bus.flush()
-        await eventually(lambda: len(house.incarnations) == engines, 20, "every engine is known")
+        await eventually(lambda: len(house.incarnations) == engines, 60, "every engine is known")
         yield house
 
 
@@ -157,7 +157,7 @@ async def test_turns_meet_their_prefixes_without_events(tmp_path: Path, tokenize
         routed = await hit_ratio([house.front], "routed")
         assert routed > in_turn + 0.15, (routed, in_turn)
         assert routed > 0.65
-        await eventually(lambda: len(house.decisions) == 28, 10, "all decisions")
+        await eventually(lambda: len(house.decisions) == 28, 60, "all decisions")
         assert {(decision.index_health, decision.index_reason) for decision in house.decisions} == {
             ("approximate", reason)
         }
@@ -175,7 +175,7 @@ async def test_turns_meet_their_prefixes_without_events(tmp_path: Path, tokenize
         for engine in house.engines:
             await engine.misbehave(restart=True)
         await eventually(
-            lambda: all(house.incarnations[url] != was for url, was in before.items()), 20, "engines began anew"
+            lambda: all(house.incarnations[url] != was for url, was in before.items()), 60, "engines began anew"
         )
         messages.append({"role": "user", "content": "Once more. " * 20})
         hits, decision = await house.turn(messages)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from deploy import standins
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = 10
@@ -32,20 +32,12 @@ def compose_command() -> list[str] | None:
     return ["docker-compose"] if shutil.which("docker-compose") else None
 
 
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Deployment:
     """One compose project of our file, on ports of its own."""
 
     def __init__(self, command: list[str], images: dict[str, str]) -> None:
         self.project = f"tidegate-test-{uuid.uuid4().hex[:8]}"
-        self.port = free_port()
-        self.nats_port = free_port()
+        self.port, self.nats_port = free_ports(2)
         self.image = f"{self.project}:test"
         self._command = [*command, "-f", str(ROOT / "compose.yaml"), "-p", self.project]
         self._environment = {

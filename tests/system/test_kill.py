@@ -3,11 +3,12 @@ leaks."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from bus.interface import BusMessage
 from bus.nats import NatsBus, connect
 from bus.subjects import ROOT
 from bus.tasks import Tasks
-from load.workload.client import RequestResult, WorkloadClient
+from load.workload.client import WorkloadClient
+from load.workload.results import RequestResult
 from load.workload.sessions import WorkloadShape, plan
 from schemas.base import from_json
 from schemas.request import RequestAccepted
@@ -26,10 +28,11 @@ from tests.support.processes import eventually
 from tests.support.system import RunningSystem, running_system
 from tidegate.demo.observe import recorded_requests
 from tidegate.rows import read_row
+from web.client import HttpClient, Timeouts
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
-REQUEST_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S = 60.0
 SHAPE = WorkloadShape(
     sessions=6,
     turns=5,
@@ -93,13 +96,28 @@ class House:
         finally:
             await client.close()
         assert len(killed) == 1
-        await eventually(lambda: self.system.child_pid(*victim) not in (None, killed[0]), 20, f"{victim} restarted")
+        await eventually(lambda: self.system.child_pid(*victim) not in (None, killed[0]), 60, f"{victim} restarted")
         return results
+
+    @asynccontextmanager
+    async def unread(self) -> AsyncIterator[None]:
+        """A long answer that has begun and whose client does not read: in flight while its front door lives."""
+        client = HttpClient()
+        body = {"model": self.system.addresses["model"], "stream": True, "max_tokens": 20_000, "ignore_eos": True}
+        body["messages"] = [{"role": "user", "content": "for ever"}]
+        headers = [(b"content-type", b"application/json")]
+        url = f"{self.system.url}/v1/chat/completions"
+        stream = await client.open("POST", url, headers, json.dumps(body).encode(), Timeouts())
+        assert await stream.read()
+        try:
+            yield
+        finally:
+            await client.close()
 
     async def settle(self) -> None:
         """Every accepted request has its row, every grant is back."""
-        await eventually(lambda: not self.ledger.owed(), 20, "every accepted request has a row")
-        await eventually(lambda: self.open_grants() == 0, 20, "every grant is released")
+        await eventually(lambda: not self.ledger.owed(), 60, "every accepted request has a row")
+        await eventually(lambda: self.open_grants() == 0, 60, "every grant is released")
 
     def open_grants(self) -> float:
         try:
@@ -111,7 +129,7 @@ class House:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     async with running_system(tmp_path_factory.mktemp("kill")) as system:
-        bus = await connect(system.nats_url, name="test", timeout_s=10)
+        bus = await connect(system.nats_url, name="test", timeout_s=30)
         tasks = Tasks()
         ledger = Ledger()
 
@@ -170,14 +188,15 @@ async def test_a_killed_front_door_owes_no_row_and_no_grant(house: House) -> Non
     """kill -9 of the ingress: its clients see a broken connection at once, not a hang; what it had accepted and not
     ended gets one row with outcome ingress_lost; its grants come back; new requests are served."""
     before = set(house.ledger.rows)
-    results = await house.load("kill-ingress", ("services.ingress",))
+    async with house.unread():
+        results = await house.load("kill-ingress", ("services.ingress",))
     assert not any(result.hung for result in results), said(results)
     assert any(not result.failed and result.turn == SHAPE.turns - 1 for result in results)
     await house.settle()
     lost = [
         request for request in house.ledger.rows.keys() - before if house.ledger.outcomes[request] == "ingress_lost"
     ]
-    assert lost, "the load should have had requests in flight"
+    assert lost, "the request that nobody reads was in flight"
     assert set(house.ledger.rows.values()) == {1}
 
 

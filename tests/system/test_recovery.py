@@ -12,7 +12,7 @@ from bus.nats import connect
 from tests.support.nats import NatsServer
 from tests.system.recovering import House, recovering_house
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 PARTS = ("indexer", "bridge", "engine")
 
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    bus = await connect(server.url, name="test", timeout_s=10)
+    bus = await connect(server.url, name="test", timeout_s=30)
     async with recovering_house(server.url, bus, tmp_path_factory.mktemp("recovery")) as house:
         await house.load.until_requests(100)
         await house.check()

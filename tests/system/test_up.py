@@ -16,7 +16,7 @@ from tests.support.nats import NatsServer
 from tests.support.processes import HelperProcess, eventually, python_process, start_process
 from tests.support.system import RunningSystem, running_system
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -76,12 +76,12 @@ async def test_sessions_are_served_and_their_rows_shown(system: RunningSystem, t
         )
         for session, count in (("root:1", 3), ("child:1", 2))
     }
-    client = openai.AsyncOpenAI(base_url=system.addresses["base_url"], api_key="none", max_retries=0, timeout=30)
+    client = openai.AsyncOpenAI(base_url=system.addresses["base_url"], api_key="none", max_retries=0, timeout=60)
     model = system.addresses["model"]
     try:
         cached = await chat(client, model, 3, {"x-dynamo-session-id": "root:1"})
         await chat(client, model, 2, {"x-dynamo-session-id": "child:1", "x-dynamo-parent-session-id": "root:1"})
-        assert [await tail.wait(20) for tail in tails.values()] == [0, 0]
+        assert [await tail.wait(120) for tail in tails.values()] == [0, 0]
     finally:
         await client.close()
         for tail in tails.values():
@@ -100,7 +100,7 @@ async def test_sessions_are_served_and_their_rows_shown(system: RunningSystem, t
 
 async def test_tail_is_one_line_a_request_for_people(system: RunningSystem, tmp_path: Path) -> None:
     """Without --json: a line with outcome, worker, session and tokens."""
-    client = openai.AsyncOpenAI(base_url=system.addresses["base_url"], api_key="none", max_retries=0, timeout=30)
+    client = openai.AsyncOpenAI(base_url=system.addresses["base_url"], api_key="none", max_retries=0, timeout=60)
     await chat(client, system.addresses["model"], 1, {"x-dynamo-session-id": "for-people"})
     await client.close()
     options = ("--from-start", "--count", "1", "--session", "for-people", "--workdir", str(system.workdir))
@@ -138,7 +138,7 @@ async def test_a_second_system_is_refused_with_one_sentence(system: RunningSyste
 async def test_the_demo_runs_against_a_running_system(system: RunningSystem, tmp_path: Path) -> None:
     """`tidegate demo --url --nats`: the same figures through a system that it did not start."""
     options = ("--sessions", "3", "--turns", "4", "--url", system.url, "--nats", system.nats_url, "--json")
-    process = await tidegate(tmp_path, "demo", *options, timeout_s=60)
+    process = await tidegate(tmp_path, "demo", *options, timeout_s=180)
     figures = json.loads(process.stdout.splitlines()[-1])
     assert figures["failed"] == 0
     assert figures["traces"] == figures["requests"] == 3 * 4 + 1 * 4

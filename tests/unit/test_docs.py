@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import fields
 
 from bus.settings import NOT_SETTINGS, CommonSettings
-from load.sim.cells import policy_names
+from load.sim.scenarios import policy_names
 from load.sim.workloads import MIXES
 from schemas.catalog import CHANNELS
 from schemas.trace import AgentContext, RequestMetrics, TraceRow
@@ -18,7 +18,7 @@ from tidegate.supervisor.check import SETTINGS
 from tidegate.supervisor.config import UpSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
@@ -64,7 +64,7 @@ def test_every_metric_that_is_explained_exists() -> None:
     unknown = []
     for name in set(re.findall(r"`(tidegate_\w+)", OPERATIONS)):
         plain = name.removesuffix("_total")
-        families = ("ingress", "bus", "trace_rows", "bridge", "index")
+        families = ("ingress", "bus", "trace_rows", "bridge", "index", "pool_bridge")
         prefixes = ("", "tidegate_", *(f"tidegate_{family}_" for family in families))
         parts = {name, *(plain.removeprefix(prefix) for prefix in prefixes)}
         if not any(f'"{part}"' in source or f'}}{part}"' in source for part in parts):

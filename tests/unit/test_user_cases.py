@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,7 @@ PROOFS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+@cache
 def functions(path: Path) -> dict[str, str]:
     """Name and docstring of each test of a file."""
     tree = ast.parse(path.read_text())

@@ -14,9 +14,9 @@ from schemas.worker import WorkerState
 from services.bridge.engine import EngineView, Sight
 from services.bridge.errors import ScrapeError
 from services.bridge.shell.scraper import EngineScraper
-from tidegate.calibrate.answer import StreamedAnswer, short_error
 from tidegate.calibrate.sweep import Run, Subject
 from tidegate.errors import CalibrationError, WrongUseError
+from tidegate.streamed_answer import AnswerReader, short_error
 from web.client import AnswerStream, HttpClient, Timeouts, parse_url
 from web.errors import BadUrlError, WebError
 
@@ -145,26 +145,25 @@ class MeasuredEngine:
             try:
                 if stream.status != HTTPStatus.OK:
                     await self._refused(stream, len(prompt))
-                answer = StreamedAnswer()
-                first: float | None = None
-                while piece := await stream.read():
-                    answer.feed(piece)
-                    if answer.begun and first is None:
-                        first = loop.time()
+                answer = AnswerReader()
+                while answer.problem is None and (piece := await stream.read()):
+                    answer.feed(piece, loop.time() * 1000)
             finally:
                 stream.close()
         except WebError as error:
             raise CalibrationError(
                 f"a prompt of {len(prompt)} tokens failed at {self.url}: {error} ({error.reason}); see the engine's log"
             ) from error
-        if first is None:
+        if answer.problem is not None:
+            raise CalibrationError(f"{self.url} gave no completion of {len(prompt)} tokens: {answer.detail}")
+        if answer.first_ms is None:
             raise CalibrationError(f"{self.url} answered a prompt of {len(prompt)} tokens without a token")
         if answer.cached_tokens:
             raise CalibrationError(
                 f"{self.url} says that {answer.cached_tokens} of {len(prompt)} prompt tokens, never sent before, were "
                 "cached: its times tell nothing of computing them"
             )
-        return Run(answer.prompt_tokens or len(prompt), first - began)
+        return Run(answer.input_tokens or len(prompt), answer.first_ms / 1000 - began)
 
     async def _refused(self, stream: AnswerStream, tokens: int) -> NoReturn:
         body = b""

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bus.interrupt import INTERRUPTED_EXIT, until_interrupted
 from bus.subjects import BUCKET_CALIBRATIONS
 from schemas.calibration import MAX_RUNS, Calibration
 from tidegate.calibrate.run import Outcome, Wishes, calibrate
@@ -22,7 +23,6 @@ from tidegate.calibrate.sweep import Run
 from tidegate.commands.options import find_bus_options
 from tidegate.commands.progress import ProgressBar
 from tidegate.errors import WrongUseError
-from tidegate.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.locate import locate
 
 POOR_FIT = 0.15

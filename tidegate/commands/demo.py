@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bus.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.commands.options import find_bus_options
 from tidegate.commands.progress import ProgressBar
 from tidegate.errors import MissingPartError, WrongUseError
-from tidegate.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.locate import locate
 
 if TYPE_CHECKING:
@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 @click.command("demo")
 @click.option("--sessions", type=click.IntRange(min=1), default=12, show_default=True, help="Root sessions.")
-@click.option("--turns", type=click.IntRange(min=2), default=6, show_default=True, help="Requests of each session.")
+@click.option(
+    "--turns",
+    type=click.IntRange(min=2),
+    default=6,
+    show_default=True,
+    help="Of each session; fewer than 6 miss a promise.",
+)
 @click.option("--engines", type=click.IntRange(min=1), default=2, show_default=True, help="Simulated engines.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the sessions' texts and pauses.")
 @click.option("--url", metavar="URL", help="Use the front door of a system that runs already; start nothing.")

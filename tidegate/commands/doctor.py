@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bus.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.commands.options import find_bus_options
 from tidegate.doctor.checks import Check, failed
 from tidegate.doctor.examine import examine
-from tidegate.interrupt import INTERRUPTED_EXIT, until_interrupted
 from tidegate.locate import locate
 
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
@@ -26,8 +26,8 @@ _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all checks.")
 @find_bus_options
 def command(url: str | None, as_json: bool, nats: str | None, workdir: Path | None) -> int:
-    """Check a system, and say what to fix: bus, trace stream, services, engines, event sources, index, tokenizer, front
-    door. Exit code 1 when something failed; warnings do not count.
+    """Check a system, and say what to fix: bus, trace stream, services, engines, event sources, index, pools,
+    tokenizer, front door. Exit code 1 when something failed; warnings do not count.
 
     \b
     Examples:

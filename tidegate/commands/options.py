@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,20 @@ import click
 from tidegate.supervisor.state import DEFAULT_WORKDIR
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """As its base, without ``nan``, which lies in every range, and without ``inf``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return found
+
+
+SPEED = FiniteRange(0.001, 10_000)
+"""Of a trace that is played again."""
 
 
 def nats_option(help_text: str) -> Callable[[F], F]:

@@ -9,19 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from load.sim.cells import EngineName, Load
-from load.sim.experiment import PRESETS, ExperimentError, Listener, Plan, run_plan
+from bus.interrupt import INTERRUPTED_EXIT
+from load.sim.experiment import Listener, run_plan
+from load.sim.options import Options, with_options
 from load.sim.parallel import WorkerLostError
+from load.sim.plan import ExperimentError, Plan
+from load.sim.presets import PRESETS, QUICK
+from load.sim.scenarios import EngineName, Load
+from tidegate.commands.options import SPEED, FiniteRange
 from tidegate.commands.progress import ProgressBar
 from tidegate.errors import SimulationError, WrongUseError
 
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DOCUMENT, REPORT = "simulate.json", "report.md"
+DOCUMENT, REPORT, JOURNAL = "simulate.json", "report.md", "unfinished.jsonl"
+LINE_S = 30.0
+"""So often a run that takes long says how far it is, where there is no bar."""
 REPORT_WIDTH = 120
 """Of tables that are read from a file."""
 
@@ -59,6 +65,14 @@ def counts(text: str) -> tuple[int, ...]:
     return found
 
 
+def capacities(text: str) -> tuple[int, ...]:
+    """As `numbers`, of at least one block of 16 tokens."""
+    found = numbers(text)
+    if min(found) < 16:
+        raise ValueError(f"{text!r}: at least a block, 16 tokens")
+    return found
+
+
 def names(text: str) -> tuple[str, ...]:
     """Of ``kv,commit``, each once."""
     return tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
@@ -67,6 +81,23 @@ def names(text: str) -> tuple[str, ...]:
 def loads(text: str) -> tuple[Load, ...]:
     """Of ``0.7j50,1.0rho``, each once. Raises `ValueError`."""
     return tuple(dict.fromkeys(Load.parse(part) for part in text.split(",")))
+
+
+def parameter(text: str) -> tuple[str, str, str]:
+    """Of ``commit.span_s=40``: policy, dotted name, value. Raises `ValueError`."""
+    name, equals, value = text.partition("=")
+    policy, dot, rest = name.strip().partition(".")
+    if not (equals and dot and policy and rest and value.strip()):
+        raise ValueError(f"{text!r}: write policy.parameter=value, for example commit.span_s=40")
+    return policy, rest, value.strip()
+
+
+def _parameters(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    del context, option
+    try:
+        return [parameter(text) for text in values]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _option(parse: Callable[[str], tuple[T, ...]]) -> Callable[..., tuple[T, ...] | None]:
@@ -83,11 +114,10 @@ def _option(parse: Callable[[str], tuple[T, ...]]) -> Callable[..., tuple[T, ...
 
 
 @click.command("simulate")
-@click.option(
-    "--preset", type=click.Choice(list(PRESETS)), default="quick", show_default=True, help="What is run; see below."
-)
-@click.option("--quick", is_flag=True, help="The same as --preset quick.")
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="What is run (default: quick); see below.")
+@click.option("--quick", is_flag=True, help="The same as --preset quick; of --preset hints a small one.")
 @click.option("--policies", callback=_option(names), metavar="NAMES", help="With commas; also the bounds.")
+@click.option("--policy", "policy", multiple=True, metavar="NAME", help="One more of them. Repeatable.")
 @click.option("--workloads", callback=_option(names), metavar="NAMES", help="With commas.")
 @click.option("--loads", callback=_option(loads), metavar="LOADS", help="Open loops: as 0.7j50,1.0rho,0.07jps.")
 @click.option("--concurrency", callback=_option(counts), metavar="NUMBERS", help="Closed loops: programs at a time.")
@@ -97,31 +127,72 @@ def _option(parse: Callable[[str], tuple[T, ...]]) -> Callable[..., tuple[T, ...
     metavar="NUMBERS",
     help="Every turn becomes so many, at the last load.",
 )
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE",
+    help="A recorded trace (see below), or a workload: lines in Mooncake's format. Maybe gzipped. Repeatable.",
+)
+@click.option("--speed", type=SPEED, help="Of a recorded trace: divides its delays.")
+@click.option("--lanes", type=click.IntRange(1, 1_000_000), help="Of a recorded trace: so many plays at a time.")
+@click.option("--block-size", type=click.IntRange(1, 1 << 20), help="Of Mooncake lines with --speed or --lanes (512).")
+@click.option("--perturb", callback=_option(names), metavar="NAMES", help="What goes wrong, at the last load; or: all.")
 @click.option("--seeds", callback=_option(numbers), metavar="NUMBERS", help="As 21-25; 1 to 20 are design seeds.")
-@click.option("--programs", type=click.IntRange(2, 100_000), help="Of each run; changes the knee.")
+@click.option("--programs", type=click.IntRange(2, 100_000), help="Of each run, for each worker; changes the knee.")
 @click.option("--workers", callback=_option(counts), metavar="NUMBERS", help="Sizes of the fleet.")
-@click.option("--kv-tokens", callback=_option(counts), metavar="NUMBERS", help="KV capacity of one worker, in tokens.")
+@click.option("--kv-tokens", callback=_option(capacities), metavar="NUMBERS", help="KV capacity of one worker: tokens.")
+@click.option("--chunk", callback=_option(counts), metavar="NUMBERS", help="Tokens of one iteration of an engine.")
+@click.option("--max-seqs", callback=_option(counts), metavar="NUMBERS", help="Requests that an engine runs at once.")
+@click.option("--host-tokens", callback=_option(numbers), metavar="NUMBERS", help="Host memory below it; 0: none.")
+@click.option("--host-gbps", type=FiniteRange(0.1, 10_000), help="Its link to a GPU, in GB/s (default: 50).")
+@click.option("--disk-tokens", type=click.IntRange(0, 1 << 40), help="A disk below that (6 GB/s); 0: none.")
+@click.option("--pool-tokens", type=click.IntRange(0, 1 << 40), help="A pool that all share (25 GB/s); 0: none.")
 @click.option("--engine", type=click.Choice(["h100-8b", "h100x4-70b"]), help="Whose times and KV capacity.")
+@click.option(
+    "--set",
+    "parameters",
+    multiple=True,
+    callback=_parameters,
+    metavar="POLICY.NAME=VALUE",
+    help="A parameter of a policy, as commit.span_s=40. Repeatable.",
+)
 @click.option("--processes", type=click.IntRange(1, 1_024), help="In parallel (default: one a core).")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=f"Write {DOCUMENT}, {REPORT}, plots."
 )
+@click.option("--list", "as_list", is_flag=True, help="Say what there is: policies and parameters, workloads, ...")
 @click.option("--json", "as_json", is_flag=True, help="Print the headline as one JSON object, and nothing else.")
 def command(
-    preset: str,
+    preset: str | None,
     quick: bool,
     policies: tuple[str, ...] | None,
+    policy: tuple[str, ...],
     workloads: tuple[str, ...] | None,
     loads: tuple[Load, ...] | None,
     concurrency: tuple[int, ...] | None,
     turn_multiplier: tuple[int, ...] | None,
+    traces: tuple[Path, ...],
+    speed: float | None,
+    lanes: int | None,
+    block_size: int | None,
+    perturb: tuple[str, ...] | None,
     seeds: tuple[int, ...] | None,
     programs: int | None,
     workers: tuple[int, ...] | None,
     kv_tokens: tuple[int, ...] | None,
+    chunk: tuple[int, ...] | None,
+    max_seqs: tuple[int, ...] | None,
+    host_tokens: tuple[int, ...] | None,
+    host_gbps: float | None,
+    disk_tokens: int | None,
+    pool_tokens: int | None,
     engine: EngineName | None,
+    parameters: list[tuple[str, str, str]],
     processes: int | None,
     out: Path | None,
+    as_list: bool,
     as_json: bool,
 ) -> int:
     """Compare scheduling policies in virtual time: the admission core that serves requests, with simulated engines and
@@ -129,33 +200,89 @@ def command(
 
     Loads: rho (arrival rate x GPU seconds of a program; 1.0 is the edge of what a worker can do), j50 (in units of the
     knee, where the mean time of a program under kv is twice that alone; found first), jps (programs a second).
-    Of loads, closed loops (--concurrency) and turns, only those run that are given, where any are.
+    Of loads, closed loops (--concurrency), turns and perturbations, only those run that are given, where any are.
 
-    The bounds are called clairvoyant (knows the future) and cap (the best static number of programs).
+    The bounds are called clairvoyant and belady (know the future) and cap (the best static number of programs). --list
+    says what else there is.
+
+    A recorded trace (--trace with files or folders of ours, of Dynamo's, or in agentic Mooncake's format, version 2;
+    also Mooncake lines with --speed or --lanes) is played request by request, each after what it waited for, under
+    every policy and fleet that is given (default: kv and commit, the fleet as recorded), beside what was recorded. It
+    has one load, its own: no --loads, --seeds or presets. docs/policies.md says more.
 
     Presets: quick (under a minute, small, on design seeds: shows that it works), seeds (minutes, on seeds that nobody
-    tuned on), full (the whole matrix: an hour or more). Exit code 1 when a policy did not finish what it began.
+    tuned on), full (the whole matrix: an hour or less), hints (what it is worth to tell caches what to keep: minutes).
+    With --out an interrupted run leaves a report of what there is, and goes on when it is called again. Exit code 1
+    when a policy did not finish what it began.
 
     \b
     Examples:
       tidegate simulate --quick
       tidegate simulate --preset seeds --json | tail -n 1 | jq .jct_ratio_best_rival_over_commit
       tidegate simulate --preset seeds --out results
-      tidegate simulate --policies kv,continuum,commit --workloads swe --loads 0.7j50,1.0rho,1.2rho --seeds 21-25
+      tidegate simulate --policies kv,continuum,commit --workloads swe --loads 0.7j50,1.0rho,1.2rho --seeds 6-10
       tidegate simulate --policies kv,commit,cap --workloads swe --concurrency 6,12,24,48
       tidegate simulate --policies kv,commit --workloads mix --loads 1.0rho --workers 1,2,4 --kv-tokens 200000,412000
+      tidegate simulate --policies kv,commit --workloads mix --loads 1.0rho --workers 2 --perturb all
+      tidegate simulate --policies kv,commit --trace conversation.jsonl.gz --loads 1.0rho --set commit.span_s=40
+      tidegate simulate --trace .tidegate/traces --policy kv --policy commit --workers 2 --kv-tokens 40000
+      tidegate simulate --trace run.jsonl.gz --speed 5 --json | jq '.runs[] | {policy, prefix_hit_ratio, jct_ms}'
     """
-    plan = _with_options(
-        PRESETS["quick" if quick else preset],
+    if as_list:
+        from load.sim.listing import listing
+
+        for line in listing():
+            print(line)
+        return 0
+    from tidegate.commands.simulate_trace import is_recorded, simulate_trace
+
+    chosen_policies = (*(policies or ()), *(each for part in policy for each in names(part)))
+    options = Options(
+        policies=tuple(dict.fromkeys(chosen_policies)) if policies is not None or policy else None,
         workloads=workloads,
+        traces=traces,
         loads=loads,
         concurrency=concurrency,
-        turn_multiplier=turn_multiplier,
+        turn_multipliers=turn_multiplier,
+        perturbations=perturb,
+        seeds=seeds,
+        programs=programs,
+        workers=workers,
+        kv_tokens=kv_tokens,
+        chunk=chunk,
+        max_seqs=max_seqs,
+        host_tokens=host_tokens,
+        host_gbps=host_gbps,
+        disk_tokens=disk_tokens,
+        pool_tokens=pool_tokens,
+        engine=engine,
+        parameters=tuple(parameters),
     )
-    given = {"policies": policies, "seeds": seeds, "programs": programs, "workers": workers, "engine": engine}
-    given["kv_tokens"] = kv_tokens
-    plan = replace(plan, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if is_recorded(traces, as_recorded=speed is not None or lanes is not None):
+        if quick or preset is not None:
+            raise WrongUseError(
+                "presets are of made-up workloads: leave --preset and --quick out beside a recorded trace"
+            )
+        return simulate_trace(
+            traces,
+            options,
+            speed=speed or 1.0,
+            lanes=lanes,
+            block_size=block_size,
+            processes=processes or _cores(),
+            out=out,
+            as_json=as_json,
+        )
+    if block_size is not None:
+        raise WrongUseError("--block-size is of Mooncake lines that are played as recorded: add --speed 1, or --lanes")
+    if quick and preset not in (None, "quick", *QUICK):
+        raise WrongUseError(f"--quick is --preset quick: leave it out, or --preset {preset}")
+    chosen = QUICK.get(preset or "", None) if quick else None
+    plan = with_options(chosen or PRESETS[preset or "quick"], options)
     findings = simulate(plan, processes or _cores(), out, quiet=as_json)
+    if findings.outcome.missing:
+        click.echo(f"tidegate: interrupted; {out} has what there is, and the same command goes on from there", err=True)
+        return INTERRUPTED_EXIT
     if as_json:
         print(json.dumps(findings.headline), flush=True)
     else:
@@ -165,35 +292,6 @@ def command(
     return 1 if findings.outcome.failed else 0
 
 
-def _with_options(
-    plan: Plan,
-    *,
-    workloads: tuple[str, ...] | None,
-    loads: tuple[Load, ...] | None,
-    concurrency: tuple[int, ...] | None,
-    turn_multiplier: tuple[int, ...] | None,
-) -> Plan:
-    """Of loads, closed loops and turns only those run that are given, if any are. Workloads restrict what a preset does
-    with some of its own."""
-    chosen = plan.workloads if workloads is None else workloads
-    turning, closed = plan.turn_workloads, plan.closed_workloads
-    if workloads is not None:
-        turning = tuple(each for each in workloads if each in turning)
-        closed = tuple(each for each in workloads if each in closed)
-    if loads is None and concurrency is None and turn_multiplier is None:
-        return replace(plan, workloads=chosen, turn_workloads=turning, closed_workloads=closed)
-    return replace(
-        plan,
-        workloads=chosen if loads else (),
-        loads=loads or (),
-        turn_workloads=chosen if turn_multiplier else (),
-        turn_load=loads[-1] if loads else plan.turn_load,
-        turn_multipliers=turn_multiplier or (),
-        closed_workloads=chosen if concurrency else (),
-        concurrency=concurrency or (),
-    )
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -201,6 +299,7 @@ def _cores() -> int:
 def simulate(plan: Plan, processes: int, out: Path | None, *, quiet: bool) -> Findings:
     """Run the plan; write what goes into ``out``. Raises `WrongUseError`, `SimulationError`."""
     from load.sim.document import Findings, read_calibrations, to_bytes
+    from load.sim.journal import Journal
     from load.sim.plots import MISSING, can_plot, plot_all
     from load.sim.report import report
 
@@ -211,22 +310,32 @@ def simulate(plan: Plan, processes: int, out: Path | None, *, quiet: bool) -> Fi
             if not can_plot():
                 click.echo(f"tidegate: {MISSING}", err=True)
         known = {} if out is None else read_calibrations(out / DOCUMENT)
-        with _terminated_like_interrupted(), Progressing(quiet=quiet) as listener:
-            findings = Findings.of(run_plan(plan, processes, listener, known))
+        with (
+            terminated_like_interrupted(),
+            Journal(None if out is None else out / JOURNAL, plan.traces()) as journal,
+            Progressing(quiet=quiet) as listener,
+        ):
+            listener.expect(plan, processes, len(journal))
+            findings = Findings.of(run_plan(plan, processes, listener, known, journal))
+            if findings.outcome.missing and out is None:
+                raise KeyboardInterrupt
             if out is not None:
-                plots = plot_all(findings.summaries, out) if can_plot() else []
-                _write(out / REPORT, report(findings, plots).encode())
-                _write(out / DOCUMENT, to_bytes(findings))
+                write_whole(out / DOCUMENT, to_bytes(findings))
+                plots = plot_all(plan, findings.summaries, out) if can_plot() else []
+                write_whole(out / REPORT, report(findings, plots).encode())
+            if not findings.outcome.missing:
+                journal.remove()
     except ExperimentError as error:
         raise WrongUseError(str(error)) from None
     except WorkerLostError as error:
         raise SimulationError(str(error)) from None
     except OSError as error:
-        raise SimulationError(f"--out {out}: {error.strerror or error}") from None
+        where = "" if out is None else f"--out {out}: "
+        raise SimulationError(f"{where}{error.strerror or error}") from None
     return findings
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Whole, or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -237,7 +346,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM ends the run as Ctrl-C does: no process is left behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -255,17 +364,44 @@ class Progressing(ProgressBar, Listener):
     """A progress bar on standard error; plain lines where that is no terminal; nothing where it is to be quiet."""
 
     def __init__(self, *, quiet: bool) -> None:
-        super().__init__(MofNCompleteColumn(), TimeElapsedColumn(), fields={}, quiet=quiet)
+        columns = (TextColumn("{task.fields[count]}"), TimeElapsedColumn(), TimeRemainingColumn())
+        super().__init__(*columns, fields={"count": ""}, quiet=quiet)
+        self._quiet = quiet
         self._lines = not quiet and not self._console.is_terminal
-        self._began = time.monotonic()
+        self._began = self._said = time.monotonic()
+        self._jobs = self._done = 0
+        self._total = self._passed = 0.0
 
-    def stage(self, what: str, jobs: int) -> None:
-        self._progress.reset(self._task, total=jobs, description=what)
+    def expect(self, plan: Plan, processes: int, known: int) -> None:
+        """How long a long plan takes, and what is there already."""
+        from load.sim.effort import minutes_of
+
+        if self._quiet:
+            return
+        cells, minutes = minutes_of(plan)
+        if minutes >= 1:
+            said = f"about {cells} simulations, {minutes:.0f} CPU minutes on an idle machine"
+            click.echo(f"{said}: {minutes / processes:.0f} minutes in {processes} processes", err=True)
+        if known:
+            click.echo(f"{known} results are there from an interrupted run", err=True)
+
+    def stage(self, what: str, jobs: int, seconds: float = 0.0) -> None:
+        self._jobs, self._done = jobs, 0
+        self._total, self._passed = seconds or jobs, 0.0
+        self._progress.reset(self._task, total=self._total, description=what, count=f"0/{jobs}")
         if self._lines and jobs:
-            print(f"{time.monotonic() - self._began:6.1f} s  {what}: {jobs}", file=sys.stderr, flush=True)
+            self._line(f"{what}: {jobs}")
 
-    def done(self) -> None:
-        self._progress.advance(self._task)
+    def done(self, seconds: float = 0.0) -> None:
+        self._done += 1
+        self._passed += seconds or 1
+        self._progress.update(self._task, advance=seconds or 1, count=f"{self._done}/{self._jobs}")
+        if self._lines and time.monotonic() - self._said > LINE_S:
+            self._line(f"{self._done} of {self._jobs}, {100 * self._passed / self._total:.0f} % of the work")
+
+    def _line(self, text: str) -> None:
+        self._said = time.monotonic()
+        print(f"{self._said - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def print_findings(findings: Findings) -> None:

@@ -14,10 +14,10 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from bus.settings import load_with_origins
+from bus.interrupt import INTERRUPTED_EXIT, STOP_SIGNALS
+from bus.settings import load_with_origins, redact
 from tidegate.commands.options import nats_option, workdir_option
 from tidegate.front_door import first_model
-from tidegate.interrupt import INTERRUPTED_EXIT, STOP_SIGNALS
 from tidegate.locate import ENVIRONMENT_KEY, USUAL_URL
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.layout import Stage
@@ -38,6 +38,8 @@ from tidegate.supervisor.system import System
     help="A real engine instead of simulated ones; repeatable.",
 )
 @click.option("--model", metavar="NAME", help="What the simulated engines serve.")
+@click.option("--pool", is_flag=True, help="The simulated engines share a simulated pool of KV pages.")
+@click.option("--secure", is_flag=True, help="The bus has users: every process its own, commands and policies too.")
 @nats_option("Use this bus instead of starting one.")
 @workdir_option(f"Where traces, logs and the bus's store go (default {DEFAULT_WORKDIR}).")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="TOML file for all parts.")
@@ -48,6 +50,8 @@ def command(
     engines: int | None,
     engine: tuple[str, ...],
     model: str | None,
+    pool: bool,
+    secure: bool,
     nats: str | None,
     workdir: Path | None,
     config: Path | None,
@@ -62,6 +66,8 @@ def command(
     Examples:
       tidegate up
       tidegate up --port 8000 --engines 4
+      tidegate up --pool
+      tidegate up --secure
       tidegate up --engine http://127.0.0.1:8000=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558 \\
                   --engine http://127.0.0.1:8001=tcp://127.0.0.1:5567,replay=tcp://127.0.0.1:5568
       tidegate up --config tidegate.toml --json
@@ -69,6 +75,10 @@ def command(
     given: dict[str, str] = {}
     options = {"port": port, "host": host, "engines": engines, "model": model, "workdir": workdir, "nats_url": nats}
     given.update({key: str(value) for key, value in options.items() if value is not None})
+    if pool:
+        given["pool"] = "true"
+    if secure:
+        given["secure"] = "true"
     if engine:
         given["engine"] = json.dumps(engine)
     loaded = load_with_origins("up", UpSettings, file=config, overrides=given)
@@ -106,7 +116,7 @@ class Screen:
             return
         lines = [
             ("front door", f"{state.url}/v1" + (f"   model {model}" if model else "")),
-            ("bus", state.nats_url + (f"   {state.bus_note}" if state.bus_note else "")),
+            ("bus", str(redact("nats_url", state.nats_url)) + (f"   {state.bus_note}" if state.bus_note else "")),
             *(("engine", _engine_text(engine)) for engine in state.engines),
             ("traces", state.traces),
             ("logs", state.logs),
@@ -114,8 +124,8 @@ class Screen:
             ("watch", command_for(state, "tail")),
             ("check", command_for(state, "doctor")),
         ]
-        if state.nats_url != USUAL_URL:
-            lines.append(("policies", f"{ENVIRONMENT_KEY}={shlex.quote(state.nats_url)} python your_policy.py"))
+        if state.nats_url != USUAL_URL or state.nats_user:
+            lines.append(("policies", policy_command(state)))
         self._out.print("[bold green]Tidegate is up.[/] Ctrl-C stops it.")
         for label, text in lines:
             self._out.print(f"  [bold]{label:<12}[/]{escape(text)}")
@@ -123,6 +133,15 @@ class Screen:
 
 def _engine_text(engine: EngineState) -> str:
     return f"{engine.url}   {engine.worker}, simulated" if engine.simulated else engine.url
+
+
+def policy_command(state: SystemState) -> str:
+    """How a user's policy finds this bus, and who it is there."""
+    found = f"{ENVIRONMENT_KEY}={shlex.quote(state.nats_url)}"
+    if state.nats_user:
+        secrets = shlex.quote(str(Path(state.nats_password_file).parent))
+        found += f" TIDEGATE_NATS_USER=policy-NAME TIDEGATE_NATS_PASSWORD_FILE={secrets}/policy-NAME"
+    return f"{found} python your_policy.py"
 
 
 def addresses(state: SystemState, model: str | None) -> dict[str, Any]:

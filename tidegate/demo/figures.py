@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from load.workload.client import RequestResult
+from load.workload.results import RequestResult
 from schemas.trace import TraceRow
+from tidegate.nearest_rank import nearest_rank
 
 PREDICTION_TOLERANCE = 0.02
 LEAST_HIT_RATIO = 0.8
@@ -156,8 +156,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     """Nearest rank, rounded to 3 digits; ``None`` of nothing."""
     if not values:
         return None
-    place = max(1, math.ceil(percent / 100 * len(values)))
-    return round(sorted(values)[place - 1], 3)
+    return round(nearest_rank(sorted(values), percent), 3)
 
 
 def as_json(figures: Figures) -> dict[str, Any]:

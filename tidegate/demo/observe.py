@@ -15,7 +15,7 @@ from bus.tasks import Tasks
 from schemas.base import from_json
 from schemas.decision import Decision
 from schemas.trace import TraceRow
-from services.recorder.segment import members, segment_indices, segment_name, unwrap
+from segments.format import members, segment_indices, segment_name, unwrap
 from tidegate.errors import TidegateError
 from tidegate.rows import read_row
 from web.client import HttpClient, Timeouts

@@ -141,6 +141,21 @@ def check_index(model: str, reply: MatchReply | None) -> list[Check]:
     return checks
 
 
+def check_pools(model: str, reply: MatchReply | None) -> list[Check]:
+    """What does an indexer say of the shared pools that workers of a model read?"""
+    checks = []
+    for pool in reply.pools if reply is not None else ():
+        name, age = f"pool {pool.pool}", "" if pool.age_ms is None else f", reconciled {pool.age_ms / 1000:.0f} s ago"
+        found = f"{model}: {pool.health}" + (f": {pool.reason}" if pool.reason else "") + age
+        if pool.health == "synced":
+            checks.append(Check(name=name, verdict="ok", found=found))
+        else:
+            worth = "its pages count for nothing" if pool.health == "blind" else "its pages count for less"
+            fix = f"{worth} until it is synced; docs/operations.md (a shared pool) says what {pool.reason} means"
+            checks.append(Check(name=name, verdict="warning", found=found, fix=fix))
+    return checks
+
+
 def check_stream(info: Mapping[str, Any], pending: int | None, problem: str | None = None) -> Check:
     """The trace stream as JetStream describes it; ``pending``: rows that the recorder has not written yet, ``None``
     where there is no such consumer; ``problem``: why that could not be asked."""
@@ -192,17 +207,41 @@ def check_services(names: Sequence[str]) -> list[Check]:
 
 
 def check_policies(answering: Mapping[str, bool]) -> list[Check]:
-    """Does anybody serve the route policies that admission asks? Name to whether somebody does."""
+    """Does anybody serve the users' policies that admission and hints ask? Name to whether somebody does."""
     checks = []
     for policy, answers in sorted(answering.items()):
         name = f"policy {policy}"
         if answers:
             checks.append(Check(name=name, verdict="ok", found="served"))
         else:
-            fix = f"start the process that serves Policy({policy!r}), or take route_policy out of [admission]"
+            settings = "[[admission.policies]] and [[hints.policies]]"
+            fix = f"start the process that serves Policy({policy!r}), or take it out of {settings}"
             found = "does not answer; the built-in choice stands"
             checks.append(Check(name=name, verdict="warning", found=found, fix=fix))
     return checks
+
+
+def check_holding(policies: Sequence[str], workers: Mapping[str, WorkerState]) -> list[Check]:
+    """May turns be held, and can they be where they should? ``policies``: those of the admission services."""
+    names = sorted(set(policies))
+    if not names:
+        return []
+    name = "scheduling policy"
+    if len(names) > 1:
+        fix = "give every admission process, leader or standby, the same [admission] policy"
+        return [Check(name=name, verdict="warning", found=f"admission services differ: {', '.join(names)}", fix=fix)]
+    if names == ["kv"]:
+        return [Check(name=name, verdict="ok", found="kv: no turn is held")]
+    unsized = [each for each, state in sorted(workers.items()) if state.health == "ready" and not _is_sized(state)]
+    if not unsized:
+        return [Check(name=name, verdict="ok", found=f'{names[0]}: turns may be held (policy = "kv" holds none)')]
+    found = f"{names[0]}, but {', '.join(unsized)} does not say how much KV it has: its turns are placed as under kv"
+    fix = "see that the engine's /metrics name its KV cache (SGLang: --enable-metrics); or set block_size on its bridge"
+    return [Check(name=name, verdict="warning", found=found, fix=fix)]
+
+
+def _is_sized(state: WorkerState) -> bool:
+    return bool(state.profile.kv_tokens and state.profile.block_size)
 
 
 _SERVICES = {

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from bus.errors import BusError, BusTimeoutError, NoRespondersError
+from bus.errors import BusError
 from bus.interface import BusMessage
 from bus.nats import NatsBus
-from bus.subjects import INDEX_MATCH, ROOT, TRACE_STREAM, policy
+from bus.subjects import INDEX_MATCH, ROOT, TRACE_STREAM
 from kvcore import IMPLEMENTATION, WHY
 from schemas.base import BadMessageError, from_json, from_msgpack, to_msgpack
 from schemas.index import MatchReply, MatchRequest
@@ -20,6 +18,8 @@ from tidegate.doctor import checks
 from tidegate.doctor.checks import Check
 from tidegate.errors import NoBusError
 from tidegate.locate import Located, open_bus
+from tidegate.policy.listing import asked_by_admission, list_policies
+from tidegate.services import find_services, metadata_of
 from web.client import HttpClient, Timeouts
 from web.errors import ConnectError, WebError
 
@@ -56,16 +56,19 @@ class Examination:
 
     async def all(self, url: str | None) -> list[Check]:
         """In the order in which things depend on each other."""
-        workers, services = await asyncio.gather(self._workers(), self._services())
+        workers, services = await asyncio.gather(self._workers(), find_services(self._bus))
         found = [self._check_bus(), await self._check_stream()]
         found += checks.check_services([str(service["name"]) for service in services])
         found += checks.check_policies(await self._policies(services))
+        found += checks.check_holding(_scheduling_policies(services), workers)
         found += checks.check_workers(workers, LISTEN_S)
         found += checks.check_streams(workers)
         found += checks.check_models(workers)
         pools = {state.profile.model: state for state in workers.values() if state.health != "left"}
         for model, state in sorted(pools.items()):
-            found += checks.check_index(model, await self._match(state))
+            reply = await self._match(state)
+            found += checks.check_index(model, reply)
+            found += checks.check_pools(model, reply)
             found.append(await self._check_tokenizer(state))
         for state in workers.values():
             found.append(await self._check_engine(state))
@@ -113,34 +116,11 @@ class Examination:
         await subscription.unsubscribe()
         return workers
 
-    async def _services(self, verb: str = "PING") -> list[dict[str, Any]]:
-        """Answers to ``$SRV.PING`` or ``INFO``; whatever else answers there is no service of ours."""
-        answers: list[BusMessage] = []
-        # Silence is the end of the answers, or there is nobody at all.
-        with contextlib.suppress(BusTimeoutError, NoRespondersError):
-            async for answer in self._bus.request_many(f"$SRV.{verb}", b"", idle_timeout_s=0.5, deadline_s=LISTEN_S):
-                answers += [answer]
-        return [service for answer in answers if (service := _read_service(answer.payload)) is not None]
-
     async def _policies(self, services: list[dict[str, Any]]) -> dict[str, bool]:
-        """Route policies that admission asks, and whether somebody listens to their questions."""
-        metadata = [service.get("metadata") for service in services]
-        names = {str(one["route_policy"]) for one in metadata if isinstance(one, Mapping) and one.get("route_policy")}
-        if not names:
+        """Users' policies that admission asks, and whether somebody listens to all of their questions."""
+        if not asked_by_admission(services):
             return {}
-        served = {subject for service in await self._services("INFO") for subject in _subjects(service)}
-        return {name: policy("route", name) in served or await self._listens(policy("route", name)) for name in names}
-
-    async def _listens(self, subject: str) -> bool:
-        """Whether anybody subscribes to ``subject`` (a policy need not be a micro service); it is sent an empty
-        question, which no policy can answer with a choice."""
-        try:
-            await self._bus.request(subject, b"", timeout_s=_ASK_S)
-        except NoRespondersError:
-            return False
-        except BusError:
-            return True
-        return True
+        return {listed.name: not listed.missing for listed in await list_policies(self._bus) if listed.asked}
 
     async def _match(self, state: WorkerState) -> MatchReply | None:
         profile = state.profile
@@ -171,8 +151,8 @@ class Examination:
         """Readiness of the front door and of every service that says where its page is."""
         pages: dict[str, str] = {}
         for service in services:
-            metadata = service.get("metadata")
-            if isinstance(metadata, Mapping) and metadata.get("http"):
+            metadata = metadata_of(service)
+            if metadata.get("http"):
                 instance = metadata.get("instance") or service.get("id")
                 pages[f"ready {instance}"] = str(metadata["http"])
         distant = set(pages)
@@ -210,18 +190,7 @@ class Examination:
         return True, answer.body.decode(errors="replace").strip()[:200] or f"status {answer.status}"
 
 
-def _read_service(payload: bytes) -> dict[str, Any] | None:
-    """A micro service's answer to a ping; ``None`` for what is none."""
-    try:
-        answer = json.loads(payload)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) and "name" in answer else None
-
-
-def _subjects(service: Mapping[str, Any]) -> list[str]:
-    """Of the endpoints that a service's ``INFO`` names."""
-    endpoints = service.get("endpoints")
-    if not isinstance(endpoints, list):
-        return []
-    return [str(endpoint["subject"]) for endpoint in endpoints if isinstance(endpoint, dict) and "subject" in endpoint]
+def _scheduling_policies(services: list[dict[str, Any]]) -> list[str]:
+    """Those that admission services run."""
+    named = (metadata_of(each).get("policy") for each in services if each.get("name") == "tidegate-admission")
+    return [str(policy) for policy in named if policy]

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from bus.settings import CommonSettings, load_settings, load_with_origins
 from load.engine.config import EngineSettings
+from load.pool.config import PoolSettings
 from services.admission.config import AdmissionSettings
 from services.bridge.config import BridgeSettings
 from services.hints.config import HintsSettings
@@ -24,6 +25,7 @@ SETTINGS: dict[str, type[CommonSettings]] = {
     "hints": HintsSettings,
     "indexer": IndexerSettings,
     "ingress": IngressSettings,
+    "pool": PoolSettings,
     "recorder": RecorderSettings,
 }
 """Section to its settings."""

@@ -10,8 +10,10 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
 
     ``port``: of the front door; ``host``: where it and everything else listens. ``engines``: simulated engines to start
     when ``engine`` names no real ones, as ``http://HOST:PORT[=EVENTS[,replay=ENDPOINT]...]``. ``model``: what the
-    simulated engines serve. ``nats_url`` set anywhere means: use that bus, start none. ``log_bytes``: a child's log is
-    turned over at this size, one older file is kept.
+    simulated engines serve. ``pool``: they share a simulated pool of KV pages (a Mooncake master). ``nats_url`` set
+    anywhere means: use that bus, start none. ``secure``: our own bus has users, and every process its own, with
+    no permission that it does not need. ``log_bytes``: a child's log is turned over at this size, one older file
+    is kept.
     """
 
     host: str = "127.0.0.1"
@@ -19,6 +21,8 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
     engines: int = 2
     engine: tuple[str, ...] = ()
     model: str = "sim-8b"
+    pool: bool = False
+    secure: bool = False
     workdir: str = ".tidegate"
     ready_timeout_s: float = 60.0
     log_bytes: int = 16_777_216
@@ -28,6 +32,10 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("port must be between 0 (any) and 65535")
         if not self.engine and self.engines < 1:
             raise ValueError("engines must be at least 1, unless engine names real ones")
+        if self.pool and self.engine:
+            raise ValueError(
+                "pool is simulated, for simulated engines; docs/operations.md says how to connect a real one"
+            )
         if self.ready_timeout_s <= 0:
             raise ValueError("ready_timeout_s must be positive")
         if self.log_bytes < 65_536:

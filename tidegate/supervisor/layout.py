@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tidegate.supervisor.engines import EngineAddress
 
+_POOL_BRIDGE = "bridge-pool"
 INNER_HOST = "127.0.0.1"
 """Where everything but the front door listens."""
 
@@ -51,6 +52,18 @@ class Simulated:
     replay_port: int
 
 
+POOL = "pool-a"
+"""Name on the bus of the simulated shared pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPool:
+    """A simulated shared pool to start: its HTTP port and its ZeroMQ port."""
+
+    port: int
+    events_port: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Ports of this system. ``health``: of each service process, by its child's name."""
@@ -66,8 +79,11 @@ class SystemPlan:
     """Everything that `children` needs to know. Paths are absolute.
 
     ``host``: where the front door listens; all else stays on loopback. ``nats_url`` of the bus in use; ``nats_command``
-    is ``None`` when it is somebody else's. ``tokenizers``: model to the folder of its tokenizer. ``config``: the user's
-    TOML file, handed to every process. ``overrides``: settings by section that win over ours.
+    is ``None`` when it is somebody else's. ``pool``: that the simulated engines share. ``tokenizers``: model to the
+    folder of its tokenizer. ``captured``: where the front door writes prompts, if it was told where;
+    ``door_files``: its settings that name files. ``config``: the user's TOML file, handed to every process.
+    ``secrets``: where the password of each user of the bus lies, if it has users.
+    ``overrides``: settings by section that win over ours.
     """
 
     python: str
@@ -78,15 +94,20 @@ class SystemPlan:
     nats_url: str
     nats_command: tuple[str, ...] | None
     simulated: tuple[Simulated, ...] = ()
+    pool: SimulatedPool | None = None
     engines: tuple[EngineAddress, ...] = ()
     tokenizers: Mapping[str, str] = field(default_factory=dict)
+    captured: Path | None = None
+    door_files: Mapping[str, str] = field(default_factory=dict)
     config: Path | None = None
+    secrets: Path | None = None
     overrides: Mapping[str, Mapping[str, str]] | None = None
 
 
-def service_names(simulated: int, real: int) -> list[str]:
-    """Names of the service children (not engines, not the bus) of a system with so many engines."""
-    bridges = [f"bridge-{number}" for number in range(1, simulated + real + 1)]
+def service_names(simulated: int, real: int, *, pool: bool = False) -> list[str]:
+    """Names of the service children (not engines, not the bus) of a system with so many engines. ``pool``: they share
+    one."""
+    bridges = [f"bridge-{number}" for number in range(1, simulated + real + 1)] + [_POOL_BRIDGE] * pool
     return ["ingress", "admission", "hints", *bridges, "indexer", "recorder"]
 
 
@@ -96,22 +117,35 @@ def children(plan: SystemPlan) -> list[ChildSpec]:
     if plan.nats_command is not None:
         url = f"http://{INNER_HOST}:{plan.ports.nats_monitor}/healthz"
         specs.append(ChildSpec("nats", plan.nats_command, Stage.BUS, url))
+    if plan.pool is not None:
+        specs.append(_pool(plan, plan.pool))
     for number, engine in enumerate(plan.simulated, start=1):
         specs.append(_engine(plan, f"engine-{number}", engine))
     specs.append(_service(plan, "indexer", "indexer", Stage.INDEXER, {}))
     for number, settings in enumerate(_bridge_settings(plan), start=1):
         specs.append(_service(plan, f"bridge-{number}", "bridge", Stage.BRIDGE, settings))
+    if plan.pool is not None:
+        followed = {
+            "pool": POOL,
+            "pool_url": f"http://{INNER_HOST}:{plan.pool.port}",
+            "pool_events": f"tcp://{INNER_HOST}:{plan.pool.events_port}",
+        }
+        specs.append(_service(plan, _POOL_BRIDGE, "bridge", Stage.BRIDGE, followed))
     specs.append(_service(plan, "admission", "admission", Stage.PLANNING, {}))
     specs.append(_service(plan, "hints", "hints", Stage.PLANNING, {}))
     specs.append(_service(plan, "recorder", "recorder", Stage.RECORDER, {"directory": str(plan.traces)}))
     door = {"host": plan.host, "port": str(plan.ports.ingress)}
     if plan.tokenizers:
         door["tokenizers"] = json.dumps(dict(plan.tokenizers))
+    if plan.captured is not None:
+        door["capture_directory"] = str(plan.captured)
+    door |= plan.door_files
     specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door))
     return specs
 
 
 def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
+    shared = {"shared_pool": POOL, "shared_tp": "1"} if plan.pool is not None else {}
     settings = [
         {
             "engine_url": f"http://{INNER_HOST}:{engine.port}",
@@ -119,6 +153,7 @@ def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
             "engine": "simulated",
             "kv_events": json.dumps([f"tcp://{INNER_HOST}:{engine.events_port}"]),
             "kv_replay": json.dumps([f"tcp://{INNER_HOST}:{engine.replay_port}"]),
+            **shared,
         }
         for engine in plan.simulated
     ]
@@ -141,8 +176,22 @@ def _engine(plan: SystemPlan, name: str, engine: Simulated) -> ChildSpec:
         "kv_events_endpoint": f"tcp://{INNER_HOST}:{engine.events_port}",
         "replay_endpoint": f"tcp://{INNER_HOST}:{engine.replay_port}",
     }
+    if plan.pool is not None:
+        settings["pool_url"] = f"http://{INNER_HOST}:{plan.pool.port}"
     url = f"http://{INNER_HOST}:{engine.port}/health"
     return _child(plan, name, Stage.ENGINE, "load.engine", "engine", settings, url)
+
+
+def _pool(plan: SystemPlan, pool: SimulatedPool) -> ChildSpec:
+    settings = {
+        "instance": POOL,
+        "http_host": INNER_HOST,
+        "http_port": str(pool.port),
+        "kv_events_endpoint": f"tcp://{INNER_HOST}:{pool.events_port}",
+        "backend_id": POOL,
+    }
+    url = f"http://{INNER_HOST}:{pool.port}/health"
+    return _child(plan, "pool", Stage.ENGINE, "load.pool", "pool", settings, url)
 
 
 def _service(plan: SystemPlan, name: str, section: str, stage: Stage, settings: Mapping[str, str]) -> ChildSpec:
@@ -153,6 +202,8 @@ def _service(plan: SystemPlan, name: str, section: str, stage: Stage, settings: 
         "http_host": INNER_HOST,
         "http_port": str(port),
     }
+    if plan.secrets is not None:
+        common |= {"nats_user": section, "nats_password_file": str(plan.secrets / section)}
     url = f"http://{INNER_HOST}:{port}/readyz"
     return _child(plan, name, stage, f"services.{section}", section, {**common, **settings}, url)
 

@@ -29,12 +29,14 @@ def find_executable() -> Path:
     return Path(on_path)
 
 
-def configuration(host: str, port: int, monitor_port: int, store: Path) -> str:
-    """Text of its configuration file: JetStream in ``store``, messages up to 8 MiB, monitoring on ``monitor_port``."""
+def configuration(host: str, port: int, monitor_port: int, store: Path, accounts: str | None = None) -> str:
+    """Text of its configuration file: JetStream in ``store``, messages up to 8 MiB, monitoring on ``monitor_port``.
+    ``accounts``: a file with users, from the configuration file's folder on."""
     return (
         "server_name: tidegate\n"
         f"listen: {json.dumps(f'{host}:{port}')}\n"
         f"http: {json.dumps(f'{host}:{monitor_port}')}\n"
         f"max_payload: {MAX_PAYLOAD_BYTES}\n"
         f"jetstream {{ store_dir: {json.dumps(str(store))} }}\n"
+        + ("" if accounts is None else f"include {json.dumps(accounts)}\n")
     )

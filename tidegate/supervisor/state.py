@@ -23,7 +23,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 class SystemState(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of one system. ``health``: child to the URL of its readiness page. Paths are absolute.
 
-    ``bus_note``: why the bus is not where others look for it, else empty.
+    ``bus_note``: why the bus is not where others look for it, else empty. ``nats_user``: who commands are on a bus
+    with users, and the file with its password.
     """
 
     pid: int
@@ -36,6 +37,8 @@ class SystemState(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[EngineState, ...]
     health: dict[str, str]
     bus_note: str = ""
+    nats_user: str = ""
+    nats_password_file: str = ""
 
 
 def write_state(workdir: Path, state: SystemState) -> Path:

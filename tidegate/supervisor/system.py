@@ -10,9 +10,12 @@ from pathlib import Path
 
 import kvcore.twin  # noqa: F401 - what the children would refuse to begin with is said before they are started
 from bus.errors import NotConnectedError
-from bus.nats import connect
-from bus.settings import redact
+from bus.nats import connect, options_of
+from bus.permissions import users
+from bus.settings import load_settings, redact
 from load.engine import assets
+from services.admission.config import AdmissionSettings
+from services.hints.config import HintsSettings
 from services.ingress.config import IngressSettings
 from services.recorder.config import RecorderSettings
 from tidegate.errors import AlreadyRunningError, NoBusError, WrongUseError
@@ -20,7 +23,17 @@ from tidegate.supervisor import nats_server
 from tidegate.supervisor.check import check_settings, user_settings
 from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.engines import parse_engine
-from tidegate.supervisor.layout import INNER_HOST, ChildSpec, Ports, Simulated, SystemPlan, children, service_names
+from tidegate.supervisor.layout import (
+    INNER_HOST,
+    ChildSpec,
+    Ports,
+    Simulated,
+    SimulatedPool,
+    SystemPlan,
+    children,
+    service_names,
+)
+from tidegate.supervisor.nats_accounts import ACCOUNTS, write_secrets
 from tidegate.supervisor.ports import PortPicker
 from tidegate.supervisor.state import EngineState, SystemState, read_state, remove_state, write_state
 from tidegate.supervisor.supervisor import ChildEvent, Supervisor
@@ -53,6 +66,7 @@ class System:
         self._lock = -1
         self._nats_url = nats_url
         self._config = config.resolve() if config else None
+        self._secrets = self._workdir / "secrets" if settings.secure else None
         self._usual_ports = usual_ports
         self._overrides = overrides
         self._on_event = on_event
@@ -111,8 +125,11 @@ class System:
         """Somebody else's bus must answer. Raises `NoBusError`."""
         if self._nats_url is None:
             return
+        if self._settings.secure:
+            raise WrongUseError("--secure is for the bus that `tidegate up` starts; another has users of its own")
         try:
-            bus = await connect(self._nats_url, name="tidegate-up", timeout_s=_BUS_WAIT_S)
+            options = options_of(self._settings)
+            bus = await connect(self._nats_url, name="tidegate-up", timeout_s=_BUS_WAIT_S, options=options)
         except NotConnectedError as error:
             raise NoBusError(
                 f"no bus answers at {redact('nats_url', self._nats_url)}; start it first, or leave its address "
@@ -150,13 +167,16 @@ class System:
             )
             for number in range(1, (0 if addresses else settings.engines) + 1)
         )
+        pool = SimulatedPool(picker.pick(), picker.pick()) if settings.pool else None
         own_traces = user_settings("recorder", RecorderSettings, "directory", self._config)
         own_tokenizers = user_settings("ingress", IngressSettings, "tokenizers", self._config)
+        own_capture = user_settings("ingress", IngressSettings, "capture_directory", self._config)
+        captured = own_capture.capture_directory if own_capture is not None else ""
         tokenizers = {settings.model: str(Path(assets.__file__).parent)} if simulated else {}
         if own_tokenizers is not None:
             # Children run in the workdir; what the user wrote is meant from here.
             tokenizers |= {model: str(Path(path).resolve()) for model, path in own_tokenizers.tokenizers.items()}
-        names = service_names(len(simulated), len(addresses))
+        names = service_names(len(simulated), len(addresses), pool=settings.pool)
         health = {name: picker.pick(_HEALTH_PORT + place if usual else 0) for place, name in enumerate(names)}
         plan = SystemPlan(
             python=sys.executable,
@@ -167,9 +187,13 @@ class System:
             nats_url=self._nats_url or f"nats://{INNER_HOST}:{nats_port}",
             nats_command=None if self._nats_url else self._nats_command(nats_port, monitor_port),
             simulated=simulated,
+            pool=pool,
             engines=addresses,
             tokenizers=tokenizers,
+            captured=Path(captured).resolve() if captured else None,
+            door_files={key: str(Path(path).resolve()) for key, path in self._door_files().items()},
             config=self._config,
+            secrets=self._secrets,
             overrides=self._overrides,
         )
         specs = children(plan)
@@ -190,15 +214,37 @@ class System:
             engines=tuple(engines),
             health={spec.name: spec.ready_url for spec in specs},
             bus_note=f"{_NATS_PORT} was taken" if moved else "",
+            nats_user="operator" if self._secrets else "",
+            nats_password_file=str(self._secrets / "operator") if self._secrets else "",
         )
         return plan, state, specs
+
+    def _door_files(self) -> dict[str, str]:
+        """The front door's settings that name files, as the user wrote them."""
+        found = {}
+        for key in ("keys_file", "cache_salt_secret_file", "engine_api_key_file"):
+            settings = user_settings("ingress", IngressSettings, key, self._config)
+            if settings is not None and getattr(settings, key):
+                found[key] = str(getattr(settings, key))
+        return found
 
     def _nats_command(self, port: int, monitor_port: int) -> tuple[str, ...]:
         executable = nats_server.find_executable()
         file = self._workdir / "nats.conf"
-        text = nats_server.configuration(INNER_HOST, port, monitor_port, self._workdir / "nats")
+        accounts = None
+        if self._secrets is not None:
+            write_secrets(self._secrets, users(self._policies()))
+            accounts = f"{self._secrets.name}/{ACCOUNTS}"
+        text = nats_server.configuration(INNER_HOST, port, monitor_port, self._workdir / "nats", accounts)
         file.write_text(text, encoding="utf-8")
         return (str(executable), "-c", str(file))
+
+    def _policies(self) -> list[str]:
+        """Names of the users' policies that admission and the hint planner are to ask. Raises `SettingsError`."""
+        given = self._overrides or {}
+        admission = load_settings("admission", AdmissionSettings, file=self._config, overrides=given.get("admission"))
+        hints = load_settings("hints", HintsSettings, file=self._config, overrides=given.get("hints"))
+        return sorted({rule.name for rule in admission.policies} | {rule.name for rule in hints.policies})
 
 
 def reachable(host: str) -> str:

@@ -3,6 +3,7 @@
 Hashing: `seed_of`, `multimodal_hash`, `local_hashes`, `chain_hashes`, `sequence_hashes_with_tail`.
 Events: `decode_batch` with `Batch`, `Stored`, `Removed`, `Cleared`.
 Index: `PrefixIndex` with `ApplyResult`, `RankMatch`, `IndexStats`, `PreparedRanks`.
+Shared pool: `PoolIndex` (its results are those of `kvcore.pool_index`), `page_hashes`, `parse_key`.
 
 Errors are those of `kvcore.errors`, bounds those of `kvcore.index.IndexLimits`: `kvcore` must be there, but is imported
 when first needed only, so that either may be imported first.
@@ -16,6 +17,7 @@ from tidegate_kvcore._native import (
     Cleared,
     IndexStats,
     Matches,
+    PoolIndex,
     PrefixIndex,
     PreparedRanks,
     RankMatch,
@@ -25,11 +27,13 @@ from tidegate_kvcore._native import (
     decode_batch,
     local_hashes,
     multimodal_hash,
+    page_hashes,
+    parse_key,
     seed_of,
     sequence_hashes_with_tail,
 )
 
-API = 1
+API = 2
 """Counts changes of what is offered here that its users must know of."""
 
 Sequence.register(Matches)
@@ -41,6 +45,7 @@ __all__ = [
     "Cleared",
     "IndexStats",
     "Matches",
+    "PoolIndex",
     "PrefixIndex",
     "PreparedRanks",
     "RankMatch",
@@ -50,6 +55,8 @@ __all__ = [
     "decode_batch",
     "local_hashes",
     "multimodal_hash",
+    "page_hashes",
+    "parse_key",
     "seed_of",
     "sequence_hashes_with_tail",
 ]

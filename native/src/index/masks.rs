@@ -5,6 +5,7 @@
 
 use hashbrown::HashTable;
 
+use super::links::Links;
 use super::table::{ChainTable, Keys};
 
 /// A set of places as a number.
@@ -270,15 +271,33 @@ pub struct Masks {
     pub presence: ChainTable,
     pub below: [ChainTable; 3],
     pub keys: Keys,
+    /// Engine hash of each block, where that is asked for.
+    pub links: Option<Links>,
     /// Room for the chain hashes of one event, used again and again.
     pub chain: Vec<u64>,
 }
 
 impl Masks {
-    pub fn new() -> Self {
+    pub fn new(links: usize) -> Self {
         let keys = Keys::random();
         let table = || ChainTable::new(keys);
-        Self { pool: Pool::new(keys), presence: table(), below: [table(), table(), table()], keys, chain: Vec::new() }
+        let (presence, below) = (table(), [table(), table(), table()]);
+        Self { pool: Pool::new(keys), presence, below, keys, links: Links::new(keys, links), chain: Vec::new() }
+    }
+
+    /// Keep so many links; those kept under another limit go.
+    pub fn keep_links(&mut self, limit: usize) {
+        if self.links.as_ref().map_or(0, |links| links.limit) != limit {
+            self.links = Links::new(self.keys, limit);
+        }
+    }
+
+    /// The engine names the block `own` so.
+    #[inline]
+    pub fn link(&mut self, own: u64, engine: u64) {
+        if let Some(links) = &mut self.links {
+            links.store(own, engine);
+        }
     }
 
     /// Mark `own` as held by `place`; whether it was not.
@@ -311,7 +330,8 @@ impl Masks {
 
     /// Bytes of the tables and the sets.
     pub fn bytes(&self) -> usize {
-        self.pool.bytes() + self.presence.bytes() + self.below.iter().map(ChainTable::bytes).sum::<usize>()
+        let links = self.links.as_ref().map_or(0, Links::bytes);
+        self.pool.bytes() + self.presence.bytes() + self.below.iter().map(ChainTable::bytes).sum::<usize>() + links
     }
 
     /// Give back the memory of what is gone.

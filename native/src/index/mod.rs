@@ -5,6 +5,7 @@
 mod blocks;
 mod copies;
 pub mod dump;
+mod links;
 mod masks;
 mod matching;
 mod ranks;
@@ -16,5 +17,6 @@ mod waiting;
 pub use blocks::{Blocks, copies_in};
 pub use matching::Match;
 pub use ranks::{Index, Limits, Rank, RankKey, Stats};
-pub use residency::{Bounds, Given, unmark};
+pub use residency::{Bounds, Given, Residency, unmark};
 pub use result::Applied;
+pub use table::{Keys, prefetch};

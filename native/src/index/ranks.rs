@@ -9,6 +9,7 @@ use pyo3::Py;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 
+use super::links::Links;
 use super::masks::{MAX_PLACES, Masks};
 use super::residency::{Bounds, Given, Residency};
 use super::result::{Applied, Reason};
@@ -23,6 +24,8 @@ pub const MAX_GROUPS: usize = 64;
 #[derive(Clone, Copy)]
 pub struct Limits {
     pub blocks: usize,
+    /// Links from chain hashes to engine hashes.
+    pub links: usize,
     pub group: Bounds,
 }
 
@@ -114,6 +117,7 @@ pub struct Stats {
     pub evicted: usize,
     pub dropped: usize,
     pub holed: usize,
+    pub links: usize,
 }
 
 /// All ranks.
@@ -140,7 +144,7 @@ impl Index {
         let limits = Limits { blocks: limits.blocks.min(MAX_NUMBERS / 4), ..limits };
         Self {
             limits,
-            masks: Masks::new(),
+            masks: Masks::new(limits.links),
             ranks: Vec::new(),
             numbers: HashMap::new(),
             owners: Arc::default(),
@@ -301,6 +305,7 @@ impl Index {
             evicted: self.evicted,
             dropped: self.dropped,
             holed: self.holed.count(),
+            links: self.masks.links.as_ref().map_or(0, Links::len),
         }
     }
 

@@ -287,6 +287,9 @@ impl Residency {
     /// Set the copies of a block as a dump has them.
     pub fn restore(&mut self, masks: &mut Masks, engine: u64, copies: Copies) {
         let Some(block) = self.blocks.get(engine) else { return };
+        if let Some(own) = self.blocks.own(block) {
+            masks.link(own, engine);
+        }
         if self.blocks.is_resident(block) {
             return; // named by another engine hash before
         }
@@ -474,6 +477,7 @@ impl Residency {
                 let block = self.blocks.add(engine, own, seed, before, Some(tier));
                 self.present += 1;
                 applied.stored += 1;
+                masks.link(own, engine);
                 if let Some(above) = above {
                     self.blocks.add_children(above, 1);
                     self.holes += i64::from(!self.blocks.is_resident(above));
@@ -509,6 +513,7 @@ impl Residency {
                 self.add(masks, engine, block, tier);
                 applied.stored += 1;
             }
+            masks.link(own, engine);
             (before, above) = (Some(engine), self.blocks.get(engine));
             if event.joined && above.is_none_or(|above| !self.blocks.has_seed(above, seed)) {
                 self.forget();

@@ -15,8 +15,8 @@ from typing import Protocol
 from services.admission.estimators.errors import sample
 from services.admission.estimators.hull import SuffixHulls
 
-BLOCK = 64
-"""Points per block of the search for the next low rate: the root of a full history."""
+BLOCK = 32
+"""Points per block of the search for the next low rate: about the root of a full history."""
 
 
 class Durations(Protocol):
@@ -48,6 +48,9 @@ class Durations(Protocol):
 
         Where rounding leaves no time between, it may be the next duration, at which the rate has fallen again: whoever
         asks anew at the time answered comes forward all the same."""
+
+    def standing(self, rate: float, elapsed: float) -> tuple[float, bool, float]:
+        """`return_rate`; whether it is no less than ``rate``; and when that changes (`falls_below`, `rises_to`)."""
 
     def quantile(self, share: float) -> float:
         """The time within which ``share`` of the calls return, in seconds."""
@@ -120,13 +123,25 @@ class Ecdf:
 
     def return_rate(self, elapsed: float) -> float:
         elapsed = sample("elapsed", elapsed)
-        at = self._point(elapsed)
-        if self._returned[at] == self._total:
+        return self._rate(self._point(elapsed), elapsed)
+
+    def _rate(self, at: int, elapsed: float) -> float:
+        """`return_rate`; ``at``: the last point that is not after ``elapsed``."""
+        returned, after = self._returned[at], self._times[at]
+        if returned == self._total:
             return 0.0
-        if elapsed == self._times[at]:
+        if elapsed == after:
             return self._by_held.slopes[at]
-        distance = (self._times[at + 1] - elapsed) * (self._total - self._returned[at])
-        return self._by_held.steepest(at + 1, distance, self._returned[at])
+        distance = (self._times[at + 1] - elapsed) * (self._total - returned)
+        return self._by_held.steepest(at + 1, distance, returned)
+
+    def standing(self, rate: float, elapsed: float) -> tuple[float, bool, float]:
+        elapsed = sample("elapsed", elapsed)
+        at = bisect_right(self._times, elapsed) - 1
+        now = self._rate(at, elapsed)
+        if now < rate:
+            return now, False, self._rises_to(rate, elapsed, at)
+        return now, True, math.inf if rate <= 0 else self._times[self._next_below(rate, at + 1)]
 
     def falls_below(self, rate: float, elapsed: float) -> float:
         # Between two durations the rate only rises: less time to hold, the same chance. It falls at durations alone.
@@ -139,18 +154,24 @@ class Ecdf:
     def _next_below(self, rate: float, first: int) -> int:
         """The first point from ``first`` on whose rate is below ``rate``; the last one's is 0."""
         slopes = self._by_held.slopes
-        at = first
-        while slopes[at] >= rate:
-            at += 1
-            while at % BLOCK == 0 and self._lowest[at // BLOCK] >= rate:
-                at += BLOCK
-        return at
+        end = (first // BLOCK + 1) * BLOCK
+        for slope in slopes[first:end]:
+            if slope < rate:
+                return first
+            first += 1
+        for lowest in self._lowest[first // BLOCK :]:
+            if lowest < rate:
+                break
+            first += BLOCK
+        while slopes[first] >= rate:
+            first += 1
+        return first
 
     def rises_to(self, rate: float, elapsed: float) -> float:
         elapsed = sample("elapsed", elapsed)
-        at = self._point(elapsed)
-        if rate <= 0:
-            return elapsed
+        return elapsed if rate <= 0 else self._rises_to(rate, elapsed, self._point(elapsed))
+
+    def _rises_to(self, rate: float, elapsed: float, at: int) -> float:
         left = self._total - self._returned[at]
         if not left or math.isinf(rate):
             return math.inf
@@ -160,7 +181,7 @@ class Ecdf:
         room = (self._returned[best] - self._returned[at]) / rate - (self._held[best] - self._held[at + 1])
         rises, after = max(elapsed, self._times[at + 1] - max(0.0, room) / left), self._times[at + 1]
         step = math.ulp(after)
-        while rises < after and self.return_rate(rises) < rate:  # rounded down: an asker would come back too early
+        while rises < after and self._rate(at, rises) < rate:  # rounded down: an asker would come back too early
             rises, step = rises + step, 2 * step
         return min(rises, after)
 
@@ -210,6 +231,12 @@ class Exponential:
 
     def rises_to(self, rate: float, elapsed: float) -> float:
         return elapsed if self.return_rate(elapsed) >= rate else math.inf
+
+    def standing(self, rate: float, elapsed: float) -> tuple[float, bool, float]:
+        now = self.return_rate(elapsed)
+        if now < rate:
+            return now, False, math.inf
+        return now, True, math.inf if rate <= 0 else self._limit
 
     def quantile(self, share: float) -> float:
         return -self._mean * math.log1p(-share) if share < 1 else math.inf

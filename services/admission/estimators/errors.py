@@ -8,7 +8,6 @@ EstimatorError
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 MAX_SAMPLE = 2.0**50
@@ -34,7 +33,7 @@ class BadSampleError(EstimatorError):
 class BadStateError(EstimatorError):
     """The stored state of ``part`` is refused.
 
-    ``reason``: ``foreign_version``, ``bad_value``, ``too_large``, ``undecodable``, ``already_learning``.
+    ``reason``: ``foreign_version``, ``foreign_pool``, ``bad_value``, ``too_large``, ``undecodable``.
     """
 
     def __init__(self, part: str, reason: str, text: str) -> None:
@@ -53,13 +52,13 @@ class BadSweepError(EstimatorError):
 
 def sample(quantity: str, value: float) -> float:
     """``value`` as a float in [0, `MAX_SAMPLE`]. Raises `BadSampleError`."""
+    if 0 <= value <= MAX_SAMPLE:
+        return float(value)
     if value < 0:
         raise BadSampleError(quantity, value, "negative")
     if value > MAX_SAMPLE:
         raise BadSampleError(quantity, value, "too_large")
-    if math.isnan(value):
-        raise BadSampleError(quantity, value, "not_a_number")
-    return float(value)
+    raise BadSampleError(quantity, value, "not_a_number")
 
 
 def stored_version(part: str, version: int, known: int) -> None:

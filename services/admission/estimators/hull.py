@@ -40,15 +40,18 @@ class SuffixHulls:
         """The largest slope to a point from ``first`` on, seen from a point at height ``y`` that lies ``distance``
         (more than 0) before point ``first``."""
         xs, ys, slopes, base = self._xs, self._ys, self.slopes, self._xs[first]
-
-        def seen(at: int) -> float:
-            return (ys[at] - y) / (distance + (xs[at] - base))
-
         at, last = first, len(xs) - 1
-        while at != last and slopes[at] > seen(at):
+        seen = (ys[at] - y) / (distance + (xs[at] - base))
+        while at != last and slopes[at] > seen:
             far = self._jump[at]
-            at = far if far != last and slopes[far] > seen(far) else self._next[at]
-        return seen(at)
+            if far != last:
+                seen = (ys[far] - y) / (distance + (xs[far] - base))
+                if slopes[far] > seen:
+                    at = far
+                    continue
+            at = self._next[at]
+            seen = (ys[at] - y) / (distance + (xs[at] - base))
+        return seen
 
     def best(self, first: int, price: float) -> int:
         """The point from ``first`` on where y - price*x is largest; the first of equal ones."""

@@ -3,6 +3,9 @@
 A program is known by a key of its owner's choice from its first turn to its end; until then its attained work and
 context are censored samples of its class, and of the pool (the class ``*``). Its context counts by the largest it had,
 which is its final one unless the harness compacted: capacity is needed for the largest.
+
+Most harnesses never say that a program is over. So one that answered its user counts as complete until it runs again,
+and a program is one sample at most: its latest.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from services.admission.estimators.class_key import ClassKey
 from services.admission.estimators.errors import BadSampleError, sample
@@ -22,6 +27,7 @@ from services.admission.estimators.reload_cost import ReloadCost
 from services.admission.estimators.residual import (
     MIN_COMPLETIONS_CONTEXT,
     MIN_COMPLETIONS_WORK,
+    ProductLimit,
     ResidualEstimator,
     predicted_final_context,
 )
@@ -48,8 +54,7 @@ class Attained(NamedTuple):
     turns: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseStanding:
+class LeaseStanding(msgspec.Struct, frozen=True, gc=False):
     """Whether an idle program's KV is worth its lease.
 
     ``index``: I_q, per token; ``worth_keeping``: it is no less than the floor; ``until``: the elapsed time of the tool,
@@ -59,6 +64,14 @@ class LeaseStanding:
     index: float
     worth_keeping: bool
     until: float
+
+
+class Residuals(NamedTuple):
+    """The estimates that answer for a class until `LearnedPool.revision` changes: its own, or those of all of the pool.
+    None: nobody knows enough."""
+
+    work: ProductLimit | None
+    context: ProductLimit | None
 
 
 class ClassEstimators:
@@ -77,10 +90,28 @@ class ClassEstimators:
         self.work.enter(work_s)
         self.context.enter(peak_tokens)
 
+    def leave(self, work_s: float, peak_tokens: int) -> None:
+        self.work.leave(work_s)
+        self.context.leave(peak_tokens)
+
+    def complete(self, work_s: float, peak_tokens: int, instead_of: int | None) -> int:
+        """Returns the number of this completion, of either estimator: they count the same. ``instead_of``: the number
+        of one that was none."""
+        if instead_of is None:
+            self.work.complete(work_s)
+            return self.context.complete(peak_tokens)
+        self.work.replace(instead_of, work_s)
+        return self.context.replace(instead_of, peak_tokens)
+
+    def withdraw(self, number: int) -> None:
+        self.work.withdraw(number)
+        self.context.withdraw(number)
+
 
 @dataclass(slots=True)
 class _Program:
-    """A program that runs. ``whole``: seen from its first turn, so that its totals are totals."""
+    """A program that runs. ``whole``: seen from its first turn, so that its totals are totals. ``answered``: it counts
+    as complete, and not as in flight. ``completed``: where it was a sample last, and its numbers there."""
 
     key: ClassKey
     own: ClassEstimators
@@ -89,6 +120,8 @@ class _Program:
     context: int = 0
     peak: int = 0
     turns: int = 0
+    answered: bool = False
+    completed: tuple[tuple[ClassEstimators, int], ...] = ()
 
 
 class LearnedPool:
@@ -115,6 +148,8 @@ class LearnedPool:
         )
         self.refused: dict[str, int] = {}
         self.programs_dropped = 0
+        self.samples = 0
+        """Counts what was learned: while it stays, so does what there is to store."""
         self._refreshes = 0
         self._max_programs = max_programs
         self._programs: dict[Hashable, _Program] = {}
@@ -163,6 +198,7 @@ class LearnedPool:
             self._refuse(error)
             return None
         self.program_started(program, key)
+        self.program_returned(program)
         known = self._programs[program]
         self._join(known, key)
         peak = max(known.peak, context)
@@ -177,31 +213,56 @@ class LearnedPool:
             estimators.output.record(output_tokens)
         known.work_s, known.context, known.peak = work, context, peak
         known.turns += 1
+        self.samples += 1
         return Attained(work, context, known.turns)
+
+    def program_answered(self, program: Hashable) -> None:
+        """Its last turn called no tool, and it waits for nobody: a task is done, and it may be over. Its totals are
+        samples at once, in place of those of its earlier answers. One whose beginning is not known is none."""
+        known = self._programs.get(program)
+        if known is not None and known.whole and known.turns and not known.answered:
+            self._complete(known)
+            known.answered = True
+
+    def program_returned(self, program: Hashable) -> None:
+        """A turn of it runs: if it had answered, it is in flight again. Its sample stays until there is a newer one."""
+        known = self._programs.get(program)
+        if known is not None and known.answered:
+            known.answered = False
+            known.own = self.classes.use(known.key)
+            for estimators in (known.own, self.pooled):
+                estimators.enter(known.work_s, known.peak)
 
     def program_finished(self, program: Hashable) -> None:
         """The program completed: its totals are samples. A program that is not known, or had no turn, is none."""
         known = self._ended(program)
         if known is not None:
-            for estimators in (known.own, self.pooled):
-                before = estimators.work.refreshes, estimators.context.refreshes
-                estimators.work.complete(known.work_s)
-                estimators.context.complete(known.peak)
-                self._refreshes += before != (estimators.work.refreshes, estimators.context.refreshes)
+            if not known.answered:
+                self._complete(known)
             self.order_correlation.record(known.turns)
+            self.samples += 1
 
     def program_abandoned(self, program: Hashable) -> None:
-        """The program was aborted or fell idle: its totals are only known to be no less (spec policy §4, Fallbacks)."""
+        """The program was aborted or fell idle: its totals are only known to be no less (spec policy §4, Fallbacks),
+        unless it had answered: then it has finished."""
         known = self._ended(program)
-        if known is not None:
+        if known is None:
+            return
+        if known.answered:
+            self.order_correlation.record(known.turns)
+        else:
+            for estimators, number in known.completed:
+                estimators.withdraw(number)
             for estimators in (known.own, self.pooled):
                 estimators.work.abandon(known.work_s)
                 estimators.context.abandon(known.peak)
+        self.samples += 1
 
     def tool_returned(self, tool: str, seconds: float) -> None:
         """A turn arrived so long after the end of its program's last one, which had called ``tool``."""
         try:
             self.tools.record(tool, seconds)
+            self.samples += 1
         except BadSampleError as error:
             self._refuse(error)
 
@@ -209,6 +270,7 @@ class LearnedPool:
         """A returning turn without a lease waited so long, held and in the engine's queue."""
         try:
             self.queueing_delay.record(seconds)
+            self.samples += 1
         except BadSampleError as error:
             self._refuse(error)
 
@@ -226,6 +288,13 @@ class LearnedPool:
     def residual_context(self, key: ClassKey, context_tokens: float = 0.0) -> Prediction | None:
         """MR_ctx: tokens by which a program with such a context will still grow."""
         return self._residual(key, context_tokens, lambda estimators: estimators.context)
+
+    def residuals(self, key: ClassKey) -> Residuals:
+        """What `residual_work` and `residual_context` answer from."""
+        own, pooled = self.classes.peek(key), self.pooled
+        if own is None:
+            return Residuals(pooled.work.estimate, pooled.context.estimate)
+        return Residuals(own.work.estimate or pooled.work.estimate, own.context.estimate or pooled.context.estimate)
 
     def final_context(self, key: ClassKey, context_tokens: float, capacity_tokens: float) -> float:
         """Pk_p: the context that the program is charged for, in tokens (spec policy §4)."""
@@ -258,11 +327,14 @@ class LearnedPool:
         """
         durations = self.tools.durations(tool).durations
         reload = self.reload_cost.seconds(context_tokens, surviving_tokens)
-        now, least = durations.return_rate(elapsed_s), return_rate_at(floor, reload, context_tokens)
-        index = lease_index(now, reload, context_tokens)
-        if now >= least:
-            return LeaseStanding(index, True, durations.falls_below(least, elapsed_s))
-        return LeaseStanding(index, False, durations.rises_to(least, elapsed_s))
+        least = return_rate_at(floor, reload, context_tokens)
+        now, is_enough, until = durations.standing(least, elapsed_s)
+        return LeaseStanding(lease_index(now, reload, context_tokens), is_enough, until)
+
+    def lease_index(self, tool: str, elapsed_s: float, context_tokens: float) -> float:
+        """I_q alone, per token, as `lease_standing` has it. Raises `BadSampleError`."""
+        rate = self.tools.durations(tool).durations.return_rate(elapsed_s)
+        return lease_index(rate, self.reload_cost.seconds(context_tokens), context_tokens)
 
     # How.
 
@@ -283,23 +355,39 @@ class LearnedPool:
         if own is known.own:
             return
         if known.whole:
-            known.own.work.leave(known.work_s)
-            known.own.context.leave(known.peak)
+            known.own.leave(known.work_s, known.peak)
             own.enter(known.work_s, known.peak)
         known.key, known.own = key, own
+
+    def _complete(self, known: _Program) -> None:
+        """What it attained are its totals, in place of what it had attained before."""
+        now = []
+        for at, estimators in enumerate((known.own, self.pooled)):
+            instead_of = None
+            if known.completed:
+                earlier, instead_of = known.completed[at]
+                if earlier is not estimators:  # another class now
+                    earlier.withdraw(instead_of)
+                    instead_of = None
+            before = estimators.work.refreshes, estimators.context.refreshes
+            now.append((estimators, estimators.complete(known.work_s, known.peak, instead_of)))
+            self._refreshes += before != (estimators.work.refreshes, estimators.context.refreshes)
+        known.completed = tuple(now)
+        self.samples += 1
 
     def _ended(self, program: Hashable) -> _Program | None:
         """Takes the program out; None: nothing is to be learned of it."""
         known = self._programs.pop(program, None)
         if known is None or not known.whole:
             return None
+        if known.answered:
+            return known
         if known.own.evicted:
             self._join(known, known.key)
         if known.turns:
             return known
         for estimators in (known.own, self.pooled):
-            estimators.work.leave(known.work_s)
-            estimators.context.leave(known.peak)
+            estimators.leave(known.work_s, known.peak)
         return None
 
     def _refuse(self, error: BadSampleError) -> None:

@@ -1,6 +1,6 @@
 """What a pool has learned, to be written down and taken over again; a part that is damaged costs that part alone.
 
-The shell writes `encode` of `to_state` under the pool's name, and feeds `decode` to `from_state` at start. Programs
+`encode_within` makes the bytes, `decode` and `from_state` take them over (`services.admission.remembered`). Programs
 that run are not in it, nor are cost models: those are configured, or calibrated and stored on their own
 (`reload_cost.to_state`).
 """
@@ -30,6 +30,9 @@ from services.admission.estimators.tool_times import ToolTimesState
 STATE_VERSION = 1
 MAX_STORED_CLASSES = 1 << 12
 
+KEPT_DURATIONS = (None, 1024, 256, 64, 16)
+"""The latest durations of each tool that are stored, the first that fits (None: all)."""
+
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 
@@ -47,9 +50,11 @@ class ClassState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool. ``classes``: the least recently used first. A part that is None was not there, or was refused."""
+    """``pool``: its name. ``classes``: the least recently used first. A part that is None was not there, or was
+    refused."""
 
     version: int = STATE_VERSION
+    pool: str = ""
     classes: Annotated[tuple[ClassState, ...], msgspec.Meta(max_length=MAX_STORED_CLASSES)] = ()
     pooled: ClassState | None = None
     tools: ToolTimesState | None = None
@@ -61,6 +66,7 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     """The same with every part as the bytes it came in."""
 
     version: int
+    pool: str = ""
     classes: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_STORED_CLASSES)] = ()
     pooled: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -93,6 +99,7 @@ def decode(payload: bytes) -> tuple[LearnedState, list[BadStateError]]:
 
     classes = [part("class", raw, ClassState) for raw in parts.classes]
     state = LearnedState(
+        pool=parts.pool,
         classes=tuple(found for found in classes if found is not None),
         pooled=part("pooled", parts.pooled, ClassState),
         tools=part("tool times", parts.tools, ToolTimesState),
@@ -102,9 +109,34 @@ def decode(payload: bytes) -> tuple[LearnedState, list[BadStateError]]:
     return state, refused
 
 
-def to_state(pool: LearnedPool) -> LearnedState:
+def encode_within(pool: LearnedPool, name: str, most_bytes: int) -> bytes | None:
+    """`encode` in at most so many bytes: where the durations of tools need more, the latest of each are kept. None:
+    even with few of them there is no room."""
+    state = to_state(pool, name)
+    for keep in KEPT_DURATIONS:
+        payload = encode(state if keep is None or state.tools is None else _shortened(state, state.tools, keep))
+        if len(payload) <= most_bytes:
+            return payload
+    return None
+
+
+def _shortened(state: LearnedState, tools: ToolTimesState, keep: int) -> LearnedState:
+    each = tuple(msgspec.structs.replace(tool, durations=tool.durations[-keep:]) for tool in tools.tools)
+    shorter = msgspec.structs.replace(tools, tools=each, pooled=tools.pooled[-keep:])
+    return msgspec.structs.replace(state, tools=shorter)
+
+
+def renewed(pool: LearnedPool) -> LearnedPool:
+    """A pool that knows as much, and has no programs: for a new owner."""
+    fresh = LearnedPool(work_cost=pool.work_cost, reload_cost=pool.reload_cost)
+    from_state(to_state(pool), fresh)
+    return fresh
+
+
+def to_state(pool: LearnedPool, name: str = "") -> LearnedState:
     """What the pool has learned."""
     return LearnedState(
+        pool=name,
         classes=tuple(_class_to_state(key, estimators) for key, estimators in pool.classes.items()),
         pooled=_class_to_state(ClassKey("", "main", ""), pool.pooled),
         tools=pool.tools.to_state(),

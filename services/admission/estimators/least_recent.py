@@ -53,6 +53,10 @@ class LeastRecentlyUsed(Generic[K, V]):
         self._entries[key] = value
         self._entries.move_to_end(key)
 
+    def drop(self, key: K) -> V | None:
+        """Takes the entry out, where there is one; ``evicted`` is not told."""
+        return self._entries.pop(key, None)
+
     def evict(self) -> None:
         """The least recently used entry leaves. Raises `KeyError` of an empty table."""
         key, value = self._entries.popitem(last=False)

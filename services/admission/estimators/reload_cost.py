@@ -33,7 +33,8 @@ class ReloadCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
         Source: spec scheduling §1.3: ``a2*(n^2-s^2) + a1*(n-s) + a0*[n>s]``. Raises `BadSampleError`.
         """
-        context, surviving = sample("context", context), sample("surviving tokens", surviving)
+        if not 0 <= surviving <= context <= MAX_SAMPLE:
+            context, surviving = sample("context", context), sample("surviving tokens", surviving)
         missing = context - surviving
         if missing <= 0:
             return 0.0

@@ -115,6 +115,8 @@ class ToolTimes:
         self._pooled = History(self._history)
         self._max_tools = max_tools
         self._tools = self._no_tools()
+        self._answers: dict[str, ToolDurations] = {}
+        """Of `durations`, by tool, until something is learned."""
         self.samples = 0
 
     def __len__(self) -> int:
@@ -137,6 +139,7 @@ class ToolTimes:
         name = clean_label(tool)
         history = self._tools.use(name)
         self.samples += len(history) < history.window.size
+        self._answers.clear()
         history.add(seconds)
         if name != USER_TURN:
             self._pooled.add(seconds)
@@ -148,7 +151,14 @@ class ToolTimes:
 
         Source: spec scheduling §1.3: cold start where |S| <= K, all calls where |S[f]| <= K.
         """
-        name = clean_label(tool)
+        known = self._answers.get(tool)
+        if known is None:
+            if len(self._answers) >= self._max_tools:
+                self._answers.clear()
+            known = self._answers[tool] = self._durations(clean_label(tool))
+        return known
+
+    def _durations(self, name: str) -> ToolDurations:
         own = self._tools.peek(name)
         if name != USER_TURN and len(self._pooled) <= self._threshold:
             return ToolDurations(self._cold_start, "cold_start")
@@ -165,6 +175,7 @@ class ToolTimes:
         stale = next((history for history in (self._pooled, *known) if history.is_stale), None)
         if stale is not None:
             stale.renew()
+            self._answers.clear()
         return stale is not None
 
     def to_state(self) -> ToolTimesState:
@@ -185,6 +196,7 @@ class ToolTimes:
         if len(set(names)) < len(names) or any(clean_label(name) != name for name in names):
             raise BadStateError("tool times", "bad_value", "names of tools that are no names, or twice the same")
         self._tools, self.samples = self._no_tools(), 0
+        self._answers.clear()
         self._pooled = History(self._history, pooled)
         for name, durations in tools:
             history = History(self._history, durations)

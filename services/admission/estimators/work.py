@@ -7,6 +7,8 @@ import math
 import msgspec
 
 from services.admission.estimators.errors import sample
+from services.admission.estimators.reload_cost import H100_8B as RELOAD_H100_8B
+from services.admission.estimators.reload_cost import ReloadCost
 
 DECODE_SHARE = 8
 """Turns that share an iteration's floor while they decode (spec policy, Workloads)."""
@@ -51,3 +53,21 @@ class WorkCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 H100_8B = WorkCost(per_token=2.59e-5, per_pair=1.05e-9, per_context_token=5.2e-8, floor=7.7e-3)
 H100_70B = WorkCost(per_token=6.97e-5, per_pair=1.31e-9, per_context_token=3.3e-8, floor=18.8e-3)
 """Llama-3.1-8B on one H100, 70B on four (spec scheduling §4.2)."""
+
+SCALED_AT = 8192
+"""Tokens of the context at which two engines' prefill is compared."""
+
+
+def work_cost_of(reload: ReloadCost) -> WorkCost:
+    """The work of an engine whose reload curve was measured; how it decodes was not.
+
+    A prompt's tokens cost what the curve says (spec scheduling §4.2: PR(n) = b*n + p/2*n^2). The floor of an iteration,
+    which reads the weights, is taken to grow as prefill does; what is read of the context stays the default's.
+    """
+    factor = (reload.seconds(SCALED_AT) - reload.constant) / RELOAD_H100_8B.seconds(SCALED_AT)
+    return WorkCost(
+        per_token=reload.linear,
+        per_pair=2 * reload.quadratic,
+        per_context_token=H100_8B.per_context_token,
+        floor=H100_8B.floor * factor,
+    )

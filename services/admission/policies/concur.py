@@ -123,6 +123,8 @@ class Concur(Base):
             self._programs[program.name] = _Program(self._arrivals, parent)
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
+        if turn.turn in self._waiting or turn.turn in self._running:
+            return ()
         if not self._seats:
             return (Refusal(turn.turn, "no_seat"),)
         if turn.prompt_tokens > max(seat.facts.kv_tokens for seat in self._seats.values()):
@@ -191,17 +193,17 @@ class Concur(Base):
         return self._seats[number].window - len(self._seats[number].inside)
 
     def turn_finished(self, now: float, usage: TurnUsage) -> Actions:
+        if usage.turn not in self._running:
+            return ()
         program = self._programs.get(usage.program)
         seat = self._seats.get(usage.seat)
-        if usage.turn in self._running and program is not None:
+        if program is not None:
             if seat is not None and usage.cached_tokens is not None and program.context:
                 seat.reusable += min(program.context, usage.prompt_tokens)
                 seat.cached += min(usage.cached_tokens, program.context, usage.prompt_tokens)
             program.context = usage.prompt_tokens + usage.output_tokens
         self._over(usage.turn)
-        if usage.final:
-            return self.program_closed(now, usage.program)
-        return ()
+        return self.program_closed(now, usage.program) if usage.final else ()
 
     def turn_aborted(self, now: float, turn: int) -> Actions:
         self._waiting.pop(turn, None)

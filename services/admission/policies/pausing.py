@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.admission.scheduling.interface import Admission, Base, Fleet, WorkerFacts
+from services.admission.scheduling.interface import Action, Actions, Admission, Base, Fleet, PauseChange, WorkerFacts
 
 Status = Literal["reasoning", "acting"]
 
@@ -21,7 +21,8 @@ class Program:
 
     ``tokens``: of its context, as far as known. ``step``: turns that began. ``marked``: to be paused when its turn
     ends. ``acting_since``: seconds. ``epoch``: of its last admission. ``sort_tokens``: as known when it was paused;
-    ``origin``: the seat that it had. ``counted``: the seat to whose use it adds, and what.
+    ``origin``: the seat that it had. ``counted``: the seat to whose use it adds, and what. ``told``: it is paused, and
+    that was said.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Program:
     sort_tokens: int = 0
     origin: int | None = None
     counted: tuple[int, int] | None = None
+    told: bool = False
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class Pausing(Base):
         self._members: dict[int, dict[str, Program]] = {}
         self.capacity: dict[int, int] = {}
         self.live: set[int] = set()
+        self._changes: list[PauseChange] = []
         for seat, facts in enumerate(fleet.workers):
             self._seat_changed(seat, facts)
 
@@ -153,6 +156,7 @@ class Pausing(Base):
             del self.programs[program.name]
         if self.paused.get(program.name) is program:
             del self.paused[program.name]
+            self._tell_resumed(program, None)
         self._recount(program)
 
     def _pause(self, program: Program) -> None:
@@ -164,6 +168,9 @@ class Pausing(Base):
         program.sort_tokens = program.tokens
         self.paused[program.name] = program
         self.counters.pauses += 1
+        if program.origin is not None:  # else it has never run: nothing of it is anywhere
+            program.told = True
+            self._changes.append(PauseChange(program.name, program.origin, "paused"))
         self._recount(program)
 
     def _resume(self, program: Program, seat: int | None) -> None:
@@ -171,7 +178,19 @@ class Pausing(Base):
         program.seat = seat
         self.paused.pop(program.name, None)
         self.counters.resumes += 1
+        self._tell_resumed(program, seat)
         self._recount(program)
+
+    def _tell_resumed(self, program: Program, seat: int | None) -> None:
+        if program.told:
+            program.told = False
+            self._changes.append(PauseChange(program.name, seat, "resumed"))
+
+    def _answer(self, actions: Iterable[Action]) -> Actions:
+        """What a call answers: ``actions``, and before them who was paused and resumed in it."""
+        acted = actions if isinstance(actions, tuple) else list(actions)
+        changes, self._changes = self._changes, []
+        return [*changes, *acted] if changes else acted
 
     def _pause_until(self, seat: int, target: float) -> None:
         """Acting programs pause, smallest first, until no more than ``target`` is used; if that is not enough, every

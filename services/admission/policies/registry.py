@@ -14,7 +14,8 @@ from services.admission.policies.commit import Commit, CommitParameters
 from services.admission.policies.concur import Concur, ConcurParameters
 from services.admission.policies.continuum import Continuum, ContinuumParameters
 from services.admission.policies.infercept import Infercept, InferceptParameters
-from services.admission.policies.kv import Kv, first
+from services.admission.policies.kv import Kv
+from services.admission.policies.lease import Lease, LeaseParameters
 from services.admission.policies.least_load import LeastLoad
 from services.admission.policies.plas import Plas, PlasParameters
 from services.admission.policies.program_fcfs import ProgramFcfs
@@ -22,6 +23,7 @@ from services.admission.policies.round_robin import RoundRobin
 from services.admission.policies.static_ttl import StaticTtl, StaticTtlParameters
 from services.admission.policies.thunderagent import ThunderAgentParameters, thunderagent
 from services.admission.scheduling.interface import Policy
+from services.admission.scoring import Choose, first
 
 
 class PolicyParameterError(ValueError):
@@ -40,7 +42,7 @@ class Given:
     """What a policy is made with besides its parameters. It alone feeds ``learned`` while it lives. ``choose`` draws
     below n."""
 
-    choose: Callable[[int], int] = first
+    choose: Choose = first
     learned: LearnedPool = field(default_factory=LearnedPool)
 
 
@@ -97,7 +99,8 @@ def _register(name: str, parameters: type[P], make: Callable[[P, Given], Policy]
 _register("round_robin", NoParameters, lambda _, given: RoundRobin())
 _register("least_load", NoParameters, lambda _, given: LeastLoad())
 _register("kv", KvParameters, _kv)
-_register("commit", CommitParameters, lambda parameters, given: Commit(parameters, given.learned))
+_register("commit", CommitParameters, lambda parameters, given: Commit(parameters, given.learned, given.choose))
+_register("lease", LeaseParameters, lambda parameters, given: Lease(parameters, given.learned))
 _register("program_fcfs", NoParameters, lambda _, given: ProgramFcfs())
 _register("plas", PlasParameters, lambda parameters, given: Plas(parameters))
 _register("infercept", InferceptParameters, lambda parameters, given: Infercept(parameters))

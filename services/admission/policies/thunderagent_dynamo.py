@@ -91,6 +91,7 @@ class DynamoThunderAgent(Pausing):
     def __init__(self, parameters: DynamoParameters | None = None) -> None:
         self.parameters = parameters or DynamoParameters()
         self.tick_s: float | None = self.parameters.scheduler_interval_seconds
+        self.hold_limit_s: float | None = self.parameters.resume_timeout_seconds
         self.buffer = self.parameters.buffer_per_program
         self.weight = self.parameters.acting_token_weight
 
@@ -111,13 +112,15 @@ class DynamoThunderAgent(Pausing):
     # One turn
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
+        if turn.turn in self._unsent or turn.turn in self._open:
+            return ()
         if not self.live:
             return (Refusal(turn.turn, "no_seat"),)
         if turn.program in self._waiting:
             self._unsent[turn.turn] = turn.program
             self._gates.setdefault(turn.program, deque()).append(turn)
             return ()
-        return list(self._begin(now, turn))
+        return self._answer(self._begin(now, turn))
 
     def _begin(self, now: float, turn: TurnFacts) -> Iterator[Action]:
         known = self.programs.get(turn.program)
@@ -199,9 +202,10 @@ class DynamoThunderAgent(Pausing):
 
     def turn_finished(self, now: float, usage: TurnUsage) -> Actions:
         program, _, _, _ = self._open.pop(usage.turn, (None, 0, 0, 0))
-        if program is not None:
-            self._end(now, program, usage.prompt_tokens + usage.output_tokens)
-        return self.program_closed(now, usage.program) if usage.final else ()
+        if program is None:
+            return ()
+        self._end(now, program, usage.prompt_tokens + usage.output_tokens)
+        return self._answer(self.program_closed(now, usage.program) if usage.final else ())
 
     def _end(self, now: float, program: Program, tokens: int) -> None:
         if self.programs.get(program.name) is not program:
@@ -220,7 +224,7 @@ class DynamoThunderAgent(Pausing):
         program, _, _, prompt = self._open.pop(turn, (None, 0, 0, 0))
         if program is not None:
             self._end(now, program, prompt)
-            return ()
+            return self._answer(())
         name = self._unsent.pop(turn, None)
         if name is None:
             return ()
@@ -228,7 +232,7 @@ class DynamoThunderAgent(Pausing):
         if waiting.turn.turn == turn:
             del self._waiting[name]
             self._roll_back(waiting)
-            return list(self._next(now, name))
+            return self._answer(self._next(now, name))
         gate = deque(queued for queued in self._gates.pop(name) if queued.turn != turn)
         if gate:
             self._gates[name] = gate
@@ -253,7 +257,7 @@ class DynamoThunderAgent(Pausing):
         self._drop(known)
         known.paused, known.seat, known.soft_demoted_until = False, None, 0.0
         waiting = self._waiting.pop(program, None)
-        return () if waiting is None else list(self._send(now, waiting, was_paused=False))
+        return self._answer(() if waiting is None else self._send(now, waiting, was_paused=False))
 
     # The tick (§4.6)
 
@@ -266,7 +270,7 @@ class DynamoThunderAgent(Pausing):
                 if self.seat_used(seat) > size * self.parameters.pause_threshold:
                     self._pause_until(seat, size * self.parameters.pause_target)
         actions.extend(self._force(now))
-        return actions
+        return self._answer(actions)
 
     def _soft_demote(self, now: float) -> None:
         given = self.parameters

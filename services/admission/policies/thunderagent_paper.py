@@ -48,6 +48,7 @@ class PaperThunderAgent(Pausing):
     def __init__(self, parameters: PaperParameters | None = None) -> None:
         self.parameters = parameters or PaperParameters()
         self.tick_s: float | None = self.parameters.scheduler_interval
+        self.hold_limit_s: float | None = self.parameters.resume_timeout
         self.buffer = self.parameters.buffer_per_program
         self.weight = self.parameters.acting_token_weight
 
@@ -65,6 +66,8 @@ class PaperThunderAgent(Pausing):
         return ()
 
     def turn_ready(self, now: float, turn: TurnFacts) -> Actions:
+        if turn.turn in self._waiting or turn.turn in self._open:
+            return ()
         if not self.live:
             return (Refusal(turn.turn, "no_seat"),)
         program = self.programs.get(turn.program)
@@ -79,8 +82,8 @@ class PaperThunderAgent(Pausing):
             self._place_new(program)
         if program.paused:
             self._waiting[turn.turn] = (turn, program, now)
-            return ()
-        return (self._send(turn, program),)
+            return self._answer(())
+        return self._answer([self._send(turn, program)])
 
     def _place_new(self, program: Program) -> None:
         need = program.tokens + self.buffer
@@ -102,7 +105,9 @@ class PaperThunderAgent(Pausing):
 
     def turn_finished(self, now: float, usage: TurnUsage) -> Actions:
         program = self._open.pop(usage.turn, None)
-        if program is not None and self.programs.get(program.name) is program:
+        if program is None:
+            return ()
+        if self.programs.get(program.name) is program:
             program.tokens = usage.prompt_tokens + usage.output_tokens
             program.status = "acting"
             program.acting_since = now
@@ -110,7 +115,7 @@ class PaperThunderAgent(Pausing):
                 self._pause(program)
             else:
                 self._recount(program)
-        return self.program_closed(now, usage.program) if usage.final else ()
+        return self._answer(self.program_closed(now, usage.program) if usage.final else ())
 
     def turn_aborted(self, now: float, turn: int) -> Actions:
         """Its program goes on counting as one that reasons (§2.8, 9)."""
@@ -125,7 +130,7 @@ class PaperThunderAgent(Pausing):
             return ()
         self._drop(known)
         known.paused = False
-        return list(self._release_turns(known))
+        return self._answer(self._release_turns(known))
 
     def _release_turns(self, program: Program) -> Iterator[Action]:
         for turn in [turn for turn, owner, _ in self._waiting.values() if owner is program]:
@@ -139,7 +144,7 @@ class PaperThunderAgent(Pausing):
             for seat, size in self.capacity.items():
                 self._pause_until(seat, size)
         actions.extend(self._force(now))
-        return actions
+        return self._answer(actions)
 
     def _greedy_resume(self, now: float) -> Iterator[Action]:
         if not self.paused:

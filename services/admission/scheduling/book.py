@@ -11,12 +11,15 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from math import isfinite
+from operator import attrgetter
 
 from services.admission.estimators.class_key import ClassKey
 from services.admission.estimators.learned_pool import LearnedPool
-from services.admission.estimators.residual import predicted_final_context
-from services.admission.estimators.tool_times import USER_TURN
 from services.admission.scheduling.interface import ProgramFacts, TurnFacts, TurnUsage, WorkerFacts
+from services.admission.scheduling.lease_prices import LeasePrices
 from services.admission.scheduling.ordered import Key, OrderedKeys
 from services.admission.scheduling.programs import (
     SUB_AGENTS,
@@ -27,21 +30,33 @@ from services.admission.scheduling.programs import (
     ProgramTable,
 )
 from services.admission.scheduling.seat import Seat
-from services.admission.scheduling.steering import Steering
+from services.admission.scheduling.steering import STEERING, Steering, SteeringParameters
 
-REKEYED_AT_ONCE = 32
-"""Programs whose rank is made anew per event after the estimates changed; of so many, ranks are never older."""
+RENEWED_AT_ONCE = 32
+"""Programs that are looked at per event after the estimates changed, and leases per event whose time has come; of so
+many, ranks are never older than the estimates."""
+
+RENEWED_OF_MANY = 4
+"""Of more programs, whose rank is made anew per event: their own turns do that about as often."""
 
 
-class Book:
-    """``span``: S, seconds of arrival that one GPU second of work to come outweighs; 0: first come, first served.
-    ``floor``: phi, so that a lease below phi/C per token is revocable."""
+class Book(LeasePrices):
+    """``floor``: phi, so that a lease below phi/C per token is revocable. ``span``, ``sunk``: see `Ranking`.
+    ``steering``: of every seat's kappa."""
 
-    def __init__(self, learned: LearnedPool, *, span: float, floor: float, max_programs: int) -> None:
-        self.learned = learned
-        self.span = span
-        self.floor = floor
-        self.seats: dict[int, Seat] = {}
+    def __init__(
+        self,
+        learned: LearnedPool,
+        *,
+        span: float,
+        floor: float,
+        max_programs: int,
+        sunk: float = 0.0,
+        steering: SteeringParameters = STEERING,
+    ) -> None:
+        super().__init__(learned, span=span, sunk=sunk, floor=floor)
+        self.steering = steering
+        self.now = 0.0
         self.programs = ProgramTable(max_programs)
         self.turns: dict[int, Program] = {}
         self.cold = OrderedKeys()
@@ -50,53 +65,30 @@ class Book:
         """Programs of which nothing ran to its end and that wait, by class and arrival: D differs by as much."""
         self.changes = 0
         """Counts what may have made room; see `Seat.changed`."""
-        self._timers: list[tuple[float, int, int]] = []
+        self.requeued = 0  # counts what may have changed the lines of programs without a lease
+        self.largest = self.smallest = 0
+        """Sizes of the largest and of the smallest seat, in tokens."""
+        self.largest_block = 0  # of all seats, in tokens
+        self.queued = 0  # programs that wait
+        self._recent: OrderedDict[int, Seat] = OrderedDict()  # those last that may have gained room last
+        self._idle: dict[int, Seat] = {}
+        self._warm: set[int] = set()  # numbers of seats where somebody may wait who has its KV there
+        self._opened = 0
         self._placed: OrderedDict[int, Program] = OrderedDict()
-        self._first: dict[ClassKey, tuple[int, float, float | None]] = {}
 
-    # Predictions
+    # Who waits
 
-    def first_prediction(self, key: ClassKey) -> tuple[float, float | None]:
-        """V and the mean residual of the context of a program of the class that has had nothing."""
+    def in_order(self) -> Iterator[Program]:
+        """Programs without a lease that wait, by D; predictions of new ones are renewed where they are looked at. Do
+        not change the queues meanwhile."""
+        lines = [iter(self.cold)] if len(self.cold) else []
+        lines += [self._ranked(line, self.span * self.outlooks.of(key).first_work) for key, line in self.new.items()]
         revision = self.learned.revision
-        known = self._first.get(key)
-        if known is None or known[0] != revision:
-            work = self.learned.residual_work(key) if self.span else None
-            context = self.learned.residual_context(key)
-            if len(self._first) > 4 * len(self.new) + 64:
-                self._first.clear()
-            known = (revision, work.value if work else 0.0, context.value if context else None)
-            self._first[key] = known
-        return known[1], known[2]
-
-    def predict(self, program: Program) -> None:
-        """Makes D and what its context will still grow anew."""
-        if program.state is ProgramState.NEW:
-            work, program.left_tokens = self.first_prediction(program.key)
-        else:
-            left = self.learned.residual_work(program.key, program.work) if self.span else None
-            grows = self.learned.residual_context(program.key, program.context)
-            work, program.left_tokens = left.value if left else 0.0, grows.value if grows else None
-        program.rank = program.arrival + self.span * work
-        program.revision = self.learned.revision
-
-    def final_context(self, program: Program, capacity: int, charge: int = 0) -> int:
-        """Pk in tokens; no less than ``charge``, what its next turn takes."""
-        if program.left_tokens is not None:
-            return round(min(capacity, max(program.context + max(0.0, program.left_tokens), charge)))
-        predicted = predicted_final_context(program.context, None, growth=program.growth, capacity=capacity)
-        return round(min(capacity, max(predicted, charge)))
-
-    def new_in_order(self) -> Iterator[Program]:
-        """Programs of which nothing ran and that wait, by D, their predictions renewed where they are looked at. Do not
-        change the queues meanwhile."""
-        lines = [self._ranked(line, self.span * self.first_prediction(key)[0]) for key, line in self.new.items()]
-        merged = lines[0] if len(lines) == 1 else heapq.merge(*lines)
-        for _, number in merged:
+        for _, number in lines[0] if len(lines) == 1 else heapq.merge(*lines):
             program = self.programs.numbered(number)
             if program is None:
                 continue
-            if program.revision != self.learned.revision:
+            if program.state is ProgramState.NEW and program.revision != revision:
                 self.predict(program)
                 program.first_waiting.tested = -1
             yield program
@@ -114,8 +106,26 @@ class Book:
         self._commit(program)
         self._queue(program)
         if before != (program.rank, program.left_tokens, program.queued):
+            self.requeued += self._is_in_line(before[2]) or self._is_in_line(program.queued)
             for turn in program.waiting.values():
                 turn.tested = -1
+        self._place(program)
+
+    def _is_in_line(self, queued: tuple[OrderedKeys, Key] | None) -> bool:
+        """Whether that is a place in a line of programs without a lease."""
+        return queued is not None and not queued[0].is_of_seat
+
+    def _priced(self, program: Program, was_revocable: bool) -> None:
+        """`settle` of an idle lease that was priced."""
+        if program.revision != self.learned.revision:
+            self.settle(program)
+        elif was_revocable != program.revocable:
+            self._commit(program)
+            self._place(program)
+        elif program.number in self._placed:
+            self._placed.move_to_end(program.number)
+
+    def _place(self, program: Program) -> None:
         if program.committed is not None or (program.queued is not None and program.state is not ProgramState.NEW):
             self._placed[program.number] = program
             self._placed.move_to_end(program.number)
@@ -126,7 +136,8 @@ class Book:
         wanted = None
         if program.seat is not None and self._counts(program):
             seat = self.seats[program.seat]
-            wanted = (seat.number, (program.rank, program.number), self.final_context(program, seat.capacity))
+            wanted = (seat.number, (self.claim(program), program.number), self.final_context(program, seat))
+        self._count_kept(program, wanted is not None)
         if wanted == program.committed:
             return
         if program.committed is not None:
@@ -150,47 +161,88 @@ class Book:
         if program.waiting:
             if program.state in (ProgramState.RUNNING, ProgramState.LEASED) and program.seat is not None:
                 wanted = (self.seats[program.seat].warm, (program.rank, program.number))
+                self._warm.add(program.seat)
             elif program.state is ProgramState.NEW:
-                wanted = (self.new.setdefault(program.key, OrderedKeys()), (program.arrival, program.number))
+                wanted = (self.new.setdefault(program.key, OrderedKeys()), (program.due, program.number))
             else:
                 wanted = (self.cold, (program.rank, program.number))
         before = program.queued
         if before != wanted:
             if before is not None:
                 before[0].remove(before[1])
+                self.queued -= 1
             if wanted is not None:
                 wanted[0].add(wanted[1])
+                self.queued += 1
             program.queued = wanted
         line = self.new.get(program.key)
         if line is not None and not line:
             del self.new[program.key]
 
     def rekey(self) -> None:
-        """After the estimates changed: makes ranks anew, of `REKEYED_AT_ONCE` programs at a time, the stalest first."""
+        """After the estimates changed: makes ranks anew, the stalest first, a bounded number per event."""
         revision = self.learned.revision
-        for _ in range(min(REKEYED_AT_ONCE, len(self._placed))):
-            program = next(iter(self._placed.values()))
-            if program.revision == revision:
+        left = RENEWED_OF_MANY if len(self._placed) > RENEWED_AT_ONCE else RENEWED_AT_ONCE
+        for number, program in list(islice(self._placed.items(), RENEWED_AT_ONCE)):
+            if program.revision == revision or not left:
                 return
-            self.settle(program)
+            if program.outlook is self.outlooks.of(program.key):  # of its class nothing is known anew
+                program.revision = revision
+                self._placed.move_to_end(number)
+            else:
+                self.settle(program)
+                left -= 1
 
     def made_room(self, seat: Seat) -> None:
         """Something that was refused here may fit now."""
         self.changes += 1
         seat.changed = self.changes
+        self._recent.move_to_end(seat.number)
 
     # Seats
+
+    def changed_since(self, changes: int) -> list[Seat]:
+        """Seats that may have gained room since then, on the count of `changes`."""
+        found = []
+        for seat in reversed(self._recent.values()):
+            if seat.changed <= changes:
+                break
+            found.append(seat)
+        return found
+
+    def warm_seats(self) -> list[Seat]:
+        """Seats where somebody waits who has its KV there."""
+        seats = [self.seats[number] for number in self._warm if number in self.seats]
+        found = [seat for seat in seats if seat.warm]
+        self._warm = {seat.number for seat in found}
+        return sorted(found, key=attrgetter("opened"))
+
+    def idle_seats(self) -> list[Seat]:
+        """Seats where nothing runs."""
+        return sorted(self._idle.values(), key=attrgetter("opened")) if self._idle else []
+
+    def _resized(self) -> None:
+        sizes = [seat.size for seat in self.seats.values()]
+        self.largest, self.smallest = max(sizes, default=0), min(sizes, default=0)
+        self.largest_block = max((seat.facts.block_size for seat in self.seats.values()), default=0)
 
     def open_seat(self, number: int, facts: WorkerFacts, now: float) -> None:
         """A seat appeared, or has other sizes."""
         seat = self.seats.get(number)
         if seat is None:
-            seat = self.seats[number] = Seat(number, facts, Steering(host_tier=facts.host_tokens > 0))
+            self._opened += 1
+            seat = Seat(number, facts, Steering(facts.host_tokens > 0, self.steering), self._opened)
+            self.seats[number] = self._recent[number] = self._idle[number] = seat
         elif seat.facts == facts:
             return
         else:
-            seat.facts = facts
+            before = seat.facts
+            seat.resize(facts)
             seat.steering.host_tier = facts.host_tokens > 0
+            if before == replace(facts, foreign_tokens=before.foreign_tokens):  # no price depends on it
+                self.made_room(seat)
+                return
+        self._resized()
         for program in list(seat.programs.values()):
             self.price(program, now)
             self.settle(program)
@@ -213,9 +265,11 @@ class Book:
             elif program.state is ProgramState.LEASED:
                 program.move(ProgramEvent.LEASE_LOST)
             self._standing_over(program)
-            program.seat, program.lease_charge = None, 0
+            program.seat, program.lease_charge, program.shared = None, 0, 0
             self.settle(program)
-        del self.seats[number]
+        del self.seats[number], self._recent[number]
+        self._idle.pop(number, None)
+        self._resized()
         return lost, ran
 
     # Programs and turns
@@ -237,9 +291,10 @@ class Book:
     def wait(self, program: Program, facts: TurnFacts, now: float, charge: int) -> HeldTurn:
         """A turn of the program waits from now on."""
         if program.is_idle and program.idle_since is not None and not program.returned:
-            tool = program.tool if program.tool is not None else USER_TURN
-            self.learned.tool_returned(tool, max(0.0, now - program.idle_since))
+            self.learned.tool_returned(program.waits_for, max(0.0, now - facts.held_s - program.idle_since))
             program.returned = True
+        if isfinite(facts.order_bias_s):
+            program.order_bias = facts.order_bias_s
         turn = program.waiting[facts.turn] = HeldTurn(facts, now, charge)
         self.turns[facts.turn] = program
         self._standing_over(program)
@@ -247,19 +302,45 @@ class Book:
         self.settle(program)
         return turn
 
+    def tool_ended(self, program: Program, tool: str, seconds: float) -> None:
+        """A call took so long. Of the call that the program waits for, its return tells nothing new then."""
+        self.learned.tool_returned(tool, seconds)
+        program.returned = program.returned or (program.is_idle and program.tool == tool)
+
     def cancelled(self, program: Program, now: float) -> None:
         """A turn that waited does not any more: the program is where it was before."""
         self.price(program, now)
         self.settle(program)
 
-    def admit(self, program: Program, turn: HeldTurn, seat: Seat, *, cached: int, forced: bool = False) -> bool:
-        """The turn runs there from now on. Returns whether the program gave a lease back for it."""
+    def rewritten(self, program: Program, prompt_tokens: int, now: float) -> None:
+        """What an idle program comes back with is not what it left: its harness made its context anew, and smaller.
+        What it held of the old one is worth nothing."""
+        program.context = prompt_tokens
+        program.shared = min(program.shared, prompt_tokens)
+        if program.state is ProgramState.LEASED and program.seat is not None:
+            seat = self.seats[program.seat]
+            self._standing_over(program)
+            seat.load -= program.lease_charge
+            program.lease_charge = max(0, prompt_tokens + round(program.growth) - program.shared)
+            seat.load += program.lease_charge
+            self.price(program, now)
+            self.made_room(seat)
+        self.settle(program)
+
+    def admit(
+        self, program: Program, turn: HeldTurn, seat: Seat, *, cached: int, shared: int = 0, forced: bool = False
+    ) -> bool:
+        """The turn runs there from now on. ``shared``: tokens of its prompt that others are charged for there. Returns
+        whether the program gave a lease back for it."""
         leased = program.state is ProgramState.LEASED
         turn.warm = leased or bool(program.running)
         if leased:
             self._end_lease(program)
         if program.running:  # what they have in common is charged once
             turn.charge = max(0, turn.charge - min(program.context, turn.facts.prompt_tokens))
+        else:
+            program.shared = min(shared, turn.charge)
+            turn.charge -= program.shared
         turn.prefill = max(0, turn.facts.prompt_tokens - cached)
         turn.forced = forced
         del program.waiting[turn.facts.turn]
@@ -267,6 +348,7 @@ class Book:
         self._move_to(program, seat)
         program.move(ProgramEvent.ADMITTED)
         program.idle_since = None
+        self._idle.pop(seat.number, None)
         seat.load += turn.charge
         seat.running += 1
         seat.forced += forced
@@ -274,6 +356,7 @@ class Book:
         seat.running_tokens += turn.facts.prompt_tokens
         if program.turns == 0:
             self.learned.program_started(program.facts.name, program.key, from_start=turn.facts.index == 0)
+        self.learned.program_returned(program.facts.name)
         self.settle(program)
         return leased
 
@@ -293,12 +376,16 @@ class Book:
             return None
         turn = program.waiting.pop(number, None)
         if turn is not None:
+            self.requeued += 1
             return program, turn, False
         turn = program.running.pop(number)
         if program.seat is not None:
             seat = self.seats[program.seat]
             seat.load -= turn.charge
             seat.running -= 1
+            if not seat.running:
+                self._idle[seat.number] = seat
+                seat.idle_since = self.now
             seat.forced -= turn.forced
             seat.prefill -= turn.prefill
             seat.running_tokens -= turn.facts.prompt_tokens
@@ -362,7 +449,8 @@ class Book:
         program.move(ProgramEvent.LEASED)
         program.tool = SUB_AGENTS if program.children else tool
         program.idle_since, program.returned = now, bool(program.waiting)
-        program.lease_charge = program.context + round(program.growth)
+        program.lease_charge = max(0, program.context + round(program.growth) - program.shared)
+        program.keep_until = 0.0
         seat.load += program.lease_charge
         seat.leases[program.number] = program
         self.price(program, now)
@@ -383,45 +471,26 @@ class Book:
         del seat.leases[program.number]
         self.made_room(seat)
 
-    def index(self, program: Program, now: float) -> float:
-        """I, per token: what its lease is worth, when its tool has run for so long."""
-        elapsed = max(0.0, now - program.idle_since) if program.idle_since is not None else 0.0
-        tool = program.tool if program.tool is not None else USER_TURN
-        return self.learned.lease_standing(tool, elapsed, program.context, 0.0).index
-
-    def price(self, program: Program, now: float) -> None:
-        """Whether an idle lease is below the floor now, and when that is to be asked again."""
-        self._standing_over(program)
-        if program.state is not ProgramState.LEASED or not program.is_idle or program.seat is None:
-            return
-        assert program.idle_since is not None
-        seat = self.seats[program.seat]
-        tool = program.tool if program.tool is not None else USER_TURN
-        elapsed = max(0.0, now - program.idle_since)
-        standing = self.learned.lease_standing(tool, elapsed, program.context, self.floor / seat.capacity)
-        if not standing.worth_keeping:
-            program.revocable = True
-            seat.revocable += program.lease_charge
-        until = program.idle_since + standing.until
-        if until != float("inf"):
-            heapq.heappush(self._timers, (max(until, now), program.number, program.standing))
-
-    def _standing_over(self, program: Program) -> None:
-        program.standing += 1
-        if program.revocable and program.seat is not None:
-            self.seats[program.seat].revocable -= program.lease_charge
-        program.revocable = False
+    def keep(self, program: Program, until: float, now: float) -> None:
+        """Somebody asks to keep the lease of an idle program until then; heard while all such leases of the seat are no
+        more than `lease_prices.KEPT_SHARE` of it. A time that is over: as if nobody had asked."""
+        program.keep_until = until
+        self.price(program, now)
+        self.settle(program)
 
     def advance(self, now: float) -> None:
-        """Leases whose standing changes with time are priced anew, each at its time; a bounded number per event."""
-        for _ in range(REKEYED_AT_ONCE):
+        """Tells the time. Leases whose standing changes with it are priced anew, each at its time; a bounded number per
+        event."""
+        self.now = now
+        for _ in range(RENEWED_AT_ONCE):
             if not self._timers or self._timers[0][0] > now:
                 break
             _, number, standing = heapq.heappop(self._timers)
             program = self.programs.numbered(number)
             if program is not None and program.standing == standing:
+                before = program.revocable
                 self.price(program, now)
-                self.settle(program)
+                self._priced(program, before)
 
     # Where a program has its KV
 

@@ -38,7 +38,10 @@ class ProgramFacts:
 class TurnFacts:
     """A request that is ready to run. ``turn`` identifies it, once; ``index`` counts the program's turns from 0.
 
-    ``max_output_tokens``: what the client allows, where it says so.
+    ``max_output_tokens``: what the client allows, where it says so. ``seat_bias``: what route policies on the bus
+    say of seats: blocks added to a seat's placement cost, by seat (negative: preferred). ``order_bias_s``: what admit
+    policies say of its turn in the queue: seconds added to its program's arrival (negative: earlier). ``held_s``: how
+    long it was held already by somebody else, who let it run (`Policy.turn_runs`): no time of its program's tool.
     """
 
     turn: int
@@ -46,6 +49,9 @@ class TurnFacts:
     index: int
     prompt_tokens: int
     max_output_tokens: int | None = None
+    seat_bias: Mapping[int, float] = field(default_factory=dict)
+    order_bias_s: float = 0.0
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +76,22 @@ class TurnUsage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """The sizes of one seat, as its engine reports them, in tokens. ``host_tokens``: of a tier below the device."""
+    """The sizes of one seat, as its engine reports them, in tokens.
+
+    ``host_tokens``: of a tier below the device. ``foreign_tokens``: KV in use that no turn told to the policy accounts
+    for (another router's load, requests sent past us); what is left for programs is ``kv_tokens - foreign_tokens``.
+    """
 
     kv_tokens: int
     block_size: int
     host_tokens: int = 0
+    foreign_tokens: int = 0
+
+
+def no_shared_pool(turn: int) -> Sequence[float] | None:
+    """`Fleet.loadable` where no seat reads a shared pool."""
+    del turn
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +100,14 @@ class Fleet:
 
     ``residency(turn)``: blocks of the prompt of a turn that is ready which each seat holds as a prefix, by seat (what a
     synced index answers); ``None``: the index is blind.
+    ``loadable(turn)``: blocks of its prompt beyond that which each seat can load from the shared pool that it reads, by
+    seat, each as much as it is sure; ``None``: nobody has one. They save prefill, but are no memory of the seat: what
+    it holds and is charged for does not change by them (docs/adr/0015).
     """
 
     workers: tuple[WorkerFacts, ...]
     residency: Callable[[int], Sequence[int] | None]
+    loadable: Callable[[int], Sequence[float] | None] = no_shared_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +134,15 @@ LeaseState = Literal["leased", "released", "revoked", "expired"]
 class LeaseChange:
     """The memory that an idle program holds at ``seat``: for whom to tell (bus, hints, reports).
 
-    ``released``: given back by its owner, which returned or ended. ``numbers``: why, by name.
+    ``released``: given back by its owner, which returned or ended. ``numbers``: why, by name. ``until``: of one that is
+    ``leased``, when it ends by itself (seconds), where the policy knows that.
     """
 
     program: str
     seat: int
     state: LeaseState
     numbers: Mapping[str, float] = field(default_factory=dict)
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +165,20 @@ class Unpin:
     seat: int
 
 
-Action = Admission | Refusal | LeaseChange | Pin | Unpin
+@dataclass(frozen=True, slots=True)
+class PauseChange:
+    """A program that ran before is put aside until the policy resumes it: for whom to tell, like `LeaseChange`.
+
+    ``seat``: of one that is ``paused``, the one that it gives up; of one that is ``resumed``, where its next turn goes
+    (``None``: it is not paused any more, and nobody knows).
+    """
+
+    program: str
+    seat: int | None
+    state: Literal["paused", "resumed"]
+
+
+Action = Admission | Refusal | LeaseChange | PauseChange | Pin | Unpin
 Actions = Sequence[Action]
 
 
@@ -156,6 +192,11 @@ class Policy(Protocol):
 
     @property
     def tick_s(self) -> float | None: ...
+
+    @property
+    def hold_limit_s(self) -> float | None:
+        """Its own safety net, in seconds: who was held for so long is admitted next, ahead of all others. ``None``: it
+        has none."""
 
     def begin(self, fleet: Fleet) -> None:
         """Once, before everything else."""
@@ -186,11 +227,26 @@ class Policy(Protocol):
 
     def tick(self, now: float) -> Actions: ...
 
+    def tool_ended(self, now: float, program: str, tool: str, seconds: float) -> Actions:
+        """A harness says that a call of its program took so long, before the program's next turn tells."""
+
+    def lease_advice(self, now: float, program: str, keep: bool | None, until: float | None) -> Actions:
+        """What somebody else says of the memory that an idle program holds. ``keep`` false: give it up now; true: no
+        turn takes it away before ``until`` (seconds; the policy bounds how much is held in this way)."""
+
+    def place(self, turn: int) -> int | None:
+        """How many turns go before one that waits, in the policy's order; ``None``: it has no order, or does not say.
+        Asked at most once per keep-alive of a turn: cheap, and it changes nothing."""
+
+    def figures(self, seat: int) -> Mapping[str, float]:
+        """What the policy goes by at this seat, by name, for whoever watches. Cheap, and it changes nothing."""
+
 
 class Base:
     """Empty answers to everything, for policies to override."""
 
     tick_s: float | None = None
+    hold_limit_s: float | None = None
 
     def begin(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -228,3 +284,19 @@ class Base:
     def tick(self, now: float) -> Actions:
         del now
         return ()
+
+    def tool_ended(self, now: float, program: str, tool: str, seconds: float) -> Actions:
+        del now, program, tool, seconds
+        return ()
+
+    def lease_advice(self, now: float, program: str, keep: bool | None, until: float | None) -> Actions:
+        del now, program, keep, until
+        return ()
+
+    def place(self, turn: int) -> int | None:
+        del turn
+        return None
+
+    def figures(self, seat: int) -> Mapping[str, float]:
+        del seat
+        return {}

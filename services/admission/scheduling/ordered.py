@@ -12,12 +12,13 @@ BLOCK = 64
 
 
 class OrderedKeys:
-    """Distinct keys in ascending order."""
+    """Distinct keys in ascending order. ``is_of_seat``: for its owner, who waits at one seat and nowhere else."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_keys", "is_of_seat")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_of_seat: bool = False) -> None:
         self._keys: list[Key] = []
+        self.is_of_seat = is_of_seat
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -28,6 +29,10 @@ class OrderedKeys:
     def at(self, place: int) -> Key:
         """The key at ``place``, counted from 0. Raises `IndexError`."""
         return self._keys[place]
+
+    def before(self, key: Key) -> int:
+        """How many keys are less than ``key``; O(log n)."""
+        return bisect_left(self._keys, key)
 
     def add(self, key: Key) -> None:
         insort(self._keys, key)
@@ -43,59 +48,61 @@ class OrderedKeys:
 class OrderedSums:
     """Whole numbers by key, and the sum of all whose rank is no greater than a given one.
 
-    In blocks of up to 2 * `BLOCK` entries whose sums are kept: changing and asking touch one block and the sums of the
-    blocks, O(sqrt n) for as many as a rank ever holds.
+    In blocks of up to 2 * `BLOCK` entries whose last keys and sums are kept: changing and asking touch one block and
+    the rows of those, O(sqrt n) for as many as a rank ever holds.
     """
 
-    __slots__ = ("_blocks", "_sums", "total")
+    __slots__ = ("_keys", "_lasts", "_sums", "_values", "total")
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[list[Key], list[int]]] = []
+        self._lasts: list[Key] = []
+        self._keys: list[list[Key]] = []
+        self._values: list[list[int]] = []
         self._sums: list[int] = []
         self.total = 0
 
     def __len__(self) -> int:
-        return sum(len(keys) for keys, _ in self._blocks)
-
-    def _block(self, key: Key) -> int:
-        return min(bisect_left(self._blocks, key, key=lambda block: block[0][-1]), len(self._blocks) - 1)
+        return sum(map(len, self._keys))
 
     def add(self, key: Key, value: int) -> None:
-        if not self._blocks:
-            self._blocks.append(([key], [value]))
-            self._sums.append(value)
-            self.total = value
+        self.total += value
+        if not self._keys:
+            self._lasts, self._keys, self._values, self._sums = [key], [[key]], [[value]], [value]
             return
-        at = self._block(key)
-        keys, values = self._blocks[at]
+        at = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
+        keys, values = self._keys[at], self._values[at]
         place = bisect_left(keys, key)
         keys.insert(place, key)
         values.insert(place, value)
         self._sums[at] += value
-        self.total += value
+        self._lasts[at] = keys[-1]
         if len(keys) > 2 * BLOCK:
-            self._blocks[at : at + 1] = [(keys[:BLOCK], values[:BLOCK]), (keys[BLOCK:], values[BLOCK:])]
+            self._keys[at : at + 1] = [keys[:BLOCK], keys[BLOCK:]]
+            self._values[at : at + 1] = [values[:BLOCK], values[BLOCK:]]
             self._sums[at : at + 1] = [sum(values[:BLOCK]), sum(values[BLOCK:])]
+            self._lasts.insert(at, keys[BLOCK - 1])
 
     def remove(self, key: Key) -> None:
         """Raises `KeyError` where it is not."""
-        at = self._block(key)
-        keys, values = self._blocks[at] if self._blocks else ([], [])
+        at = bisect_left(self._lasts, key)
+        keys = self._keys[at] if at < len(self._keys) else []
         place = bisect_left(keys, key)
         if place == len(keys) or keys[place] != key:
             raise KeyError(key)
+        values = self._values[at]
         self._sums[at] -= values[place]
         self.total -= values[place]
         del keys[place], values[place]
-        if not keys:
-            del self._blocks[at], self._sums[at]
+        if keys:
+            self._lasts[at] = keys[-1]
+        else:
+            del self._lasts[at], self._keys[at], self._values[at], self._sums[at]
 
     def through(self, rank: float) -> int:
         """The sum of the values whose rank is at most ``rank``."""
         end = (rank, 1 << 62)
-        at = bisect_left(self._blocks, end, key=lambda block: block[0][-1])
-        whole = sum(self._sums[:at])
-        if at == len(self._blocks):
-            return whole
-        keys, values = self._blocks[at]
-        return whole + sum(values[: bisect_right(keys, end)])
+        at = bisect_left(self._lasts, end)
+        if at == len(self._lasts):
+            return self.total
+        whole = sum(self._sums[:at]) if at else 0
+        return whole + sum(self._values[at][: bisect_right(self._keys[at], end)])

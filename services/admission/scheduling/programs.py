@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.admission.estimators.class_key import ClassKey, class_key
+from services.admission.estimators.tool_times import USER_TURN
 from services.admission.scheduling.interface import ProgramFacts, TurnFacts
 from services.admission.scheduling.ordered import Key, OrderedKeys
+from services.admission.scheduling.outlook import Outlook
 
 SUB_AGENTS = "sub_agents"
 """The tool of a gap in which sub-agents run, counted from the end of the last: their time is not that of the tool that
@@ -76,10 +78,13 @@ class Program:
 
     ``number``: by arrival, unique. ``seat``: where it runs, is kept, or was last. ``work``: attained, in GPU seconds.
     ``growth``: g, as it was known when its last turn ended.
-    ``rank``: D. ``left_tokens``: mean residual of its context (``None``: no prediction). ``revision``: of what is
-    learned, with which both were made. ``is_final``: over with the last of its
+    ``rank``: D. ``left_tokens``: mean residual of its context (``None``: no prediction). ``outlook`` and
+    ``revision`` of what is learned: with which both were made. ``is_final``: over with the last of its
     turns. ``returned``: how long its tool took is known already. ``touched``: when a turn
-    came or ended. ``standing``: counts the times that its lease was priced, so that an older timer can be told.
+    came or ended. ``order_bias``: seconds added to its arrival in the order. ``shared``: tokens of its context that
+    others on its seat are charged for. ``keep_until``: until when somebody asked to keep its lease; ``advised``: it is
+    kept for that. ``kept_at``: the seat that counts on its return. ``standing``: counts the times that its lease was
+    priced, so that an older timer can be told.
     """
 
     number: int
@@ -103,8 +108,14 @@ class Program:
     rank: float = 0.0
     left_tokens: float | None = None
     revision: int = -1
+    outlook: Outlook | None = None
     lease_charge: int = 0
     revocable: bool = False
+    order_bias: float = 0.0
+    shared: int = 0
+    keep_until: float = 0.0
+    advised: bool = False
+    kept_at: int | None = None
     standing: int = 0
     written_mark: int = 0
     committed: tuple[int, Key, int] | None = None
@@ -114,13 +125,18 @@ class Program:
         self.state = TRANSITIONS[self.state, event]
 
     @property
-    def is_idle(self) -> bool:
-        return not self.waiting and not self.running
+    def waits_for(self) -> str:
+        """The tool that it called; a person is one too."""
+        return self.tool if self.tool is not None else USER_TURN
 
     @property
-    def is_blocked(self) -> bool:
-        """It waits for sub-agents."""
-        return bool(self.children) and self.is_idle
+    def due(self) -> float:
+        """Its arrival as the order counts it."""
+        return self.arrival + self.order_bias
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
 
     @property
     def first_waiting(self) -> HeldTurn:
@@ -148,6 +164,13 @@ class ProgramTable:
 
     def numbered(self, number: int) -> Program | None:
         return self._by_number.get(number)
+
+    def last_touched(self, program: Program, now: float) -> float:
+        """When a turn of the program, or of sub-agents that it waits for, came or ended last; ``now`` for those that
+        wait or run. Sub-agents that never arrived, or that wait for it in their turn, do not count."""
+        known = (self._by_name.get(name) for name in program.children)
+        family = (program, *(child for child in known if child is not None))
+        return max(each.touched if each.is_idle else now for each in family)
 
     def open(self, facts: ProgramFacts, now: float) -> Program:
         """A program that is not known yet. A sub-agent arrived when its root did."""

@@ -7,13 +7,12 @@ has. Where that goes too far, returning programs find their KV evicted, and comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 PERIOD_S = 5.0
 KEPT = 0.9
-START, LEAST, MOST = 1.2, 0.8, 2.0
-DOWN, UP = 0.02, 0.01
-TOO_MUCH, LITTLE = 0.12, 0.06
 WITHOUT_COUNTS = 1.3
 WITH_HOST_TIER = 2.0
 
@@ -22,12 +21,43 @@ COUNTS_WANTED = 20
 returns in a row of which nothing at all was cached show that the counts mean nothing."""
 
 
+class SteeringParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``start``, ``least``, ``most``: of kappa. ``down``: a step where more than ``too_much`` is computed again, ``up``
+    where less than ``little`` is and a new program waits.
+
+    The source steps by .02 and .01. A program lives for as long as ten steps take, so that kappa runs ahead of what it
+    causes; steps a third as large, from a start nearer to where it goes, follow it.
+
+    Raises `ValueError`.
+    """
+
+    start: float = 1.3
+    least: float = 0.8
+    most: float = 2.0
+    down: float = 0.006
+    up: float = 0.003
+    too_much: float = 0.12
+    little: float = 0.06
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.start <= self.most:
+            raise ValueError("steering: 0 < least <= start <= most")
+        if not 0 <= self.little <= self.too_much:
+            raise ValueError("steering: 0 <= little <= too_much")
+        if not (self.down >= 0 and self.up >= 0):
+            raise ValueError("steering: down and up must not be negative")
+
+
+STEERING = SteeringParameters()
+
+
 @dataclass(slots=True)
 class Steering:
     """One seat's kappa. ``host_tier``: what is evicted is loaded again, not computed."""
 
     host_tier: bool = False
-    steered: float = START
+    parameters: SteeringParameters = STEERING
+    steered: float = field(init=False)
     _prefilled: float = 0.0
     _new: float = 0.0
     _period_prefilled: int = 0
@@ -35,6 +65,9 @@ class Steering:
     _next: float | None = None
     _missing: int = 0
     _empty_returns: int = 0
+
+    def __post_init__(self) -> None:
+        self.steered = self.parameters.start
 
     @property
     def value(self) -> float:
@@ -76,9 +109,9 @@ class Steering:
         self._prefilled = KEPT * self._prefilled + self._period_prefilled
         self._new = KEPT * self._new + self._period_new
         self._period_prefilled = self._period_new = 0
-        before = self.steered
-        if self.recomputed > TOO_MUCH:
-            self.steered = max(LEAST, before - DOWN)
-        elif self.recomputed < LITTLE and new_program_held:
-            self.steered = min(MOST, before + UP)
+        before, by = self.steered, self.parameters
+        if self.recomputed > by.too_much:
+            self.steered = max(by.least, before - by.down)
+        elif self.recomputed < by.little and new_program_held:
+            self.steered = min(by.most, before + by.up)
         return self.steered != before

@@ -39,17 +39,18 @@ class BridgeCollector(Collector):
             ("kv_batches", "Batches forwarded.", core.counters.batches),
             ("kv_messages", "Messages that carried them.", core.counters.messages),
             ("kv_payload_bytes", "Bytes of engine payload forwarded.", core.counters.payload_bytes),
-            ("hints_answered", "Hint commands answered.", core.counters.hints),
+            ("hints_answered", "Hint commands answered.", core.hints.hints),
             ("dumps_given_up", "Dumps of the index given up, because too many batches came.", core.own.given_up),
             (
                 "hints_unreadable",
                 "Hint commands that could not be read, or not wholly.",
-                core.counters.hints_unreadable,
+                core.hints.unreadable,
             ),
         ):
             family = CounterMetricFamily(f"tidegate_bridge_{name}", text, labels=["worker"])
             family.add_metric([worker], value)
             yield family
+        yield from self._hints(worker)
         rejected = CounterMetricFamily(
             "tidegate_events_rejected", "Engine events left out, by reason.", labels=["reason"]
         )
@@ -62,7 +63,31 @@ class BridgeCollector(Collector):
         )
         subscriber = self._subscriber()
         if subscriber is not None:
-            yield from _sockets(subscriber)
+            yield from socket_metrics(subscriber)
+
+    def _hints(self, worker: str) -> Iterable[Metric]:
+        hints = self._core.hints
+        engine = self._core.engine.kind
+        actions = CounterMetricFamily(
+            "tidegate_bridge_hint_actions", "Actions answered.", labels=["worker", "engine", "action", "outcome"]
+        )
+        for (action, outcome), count in hints.counts.items():
+            actions.add_metric([worker, engine, action, outcome], count)
+        calls = CounterMetricFamily(
+            "tidegate_bridge_hint_calls",
+            "Calls to the engine for hints, by how they ended.",
+            labels=["worker", "result"],
+        )
+        for result, count in hints.calls.items():
+            calls.add_metric([worker, result], count)
+        yield from (actions, calls)
+        for name, text, value in (
+            ("hint_calls_waiting", "Calls for hints that run or wait.", hints.waiting),
+            ("hint_closed_sessions", "Closed sessions that are remembered.", len(hints.closed)),
+        ):
+            family = GaugeMetricFamily(f"tidegate_bridge_{name}", text, labels=["worker"])
+            family.add_metric([worker], value)
+            yield family
 
     def _streams(self, worker: str) -> Iterable[Metric]:
         core = self._core
@@ -92,7 +117,8 @@ class BridgeCollector(Collector):
         yield from (gaps, state, dropped)
 
 
-def _sockets(subscriber: EventSubscriber) -> Iterable[Metric]:
+def socket_metrics(subscriber: EventSubscriber) -> Iterable[Metric]:
+    """Of the thread that polls the PUB sockets."""
     counters = subscriber.counters
     yield CounterMetricFamily("tidegate_bridge_zmq_received", "Messages of the PUB sockets.", value=counters.received)
     yield CounterMetricFamily(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from services.bridge.adapters.sglang import PIN_PREFIX
 from services.bridge.endpoints import RankSource, from_sglang, from_vllm
 from services.bridge.errors import BadEndpointError, ScrapeError
+from services.bridge.hint_page import HintPage, parse_hint_page
+from services.bridge.layout import LayoutPage, parse_layout_page
 from services.bridge.profile import (
     MetricsReport,
     ModelsReport,
@@ -20,6 +23,7 @@ _OK = 200
 ANSWER_BYTES = 8 * 1024 * 1024
 """The largest page that is read: a large engine's ``/metrics`` has below 1 MB."""
 
+_METHOD_NOT_ALLOWED = 405
 _NOT_HERE = frozenset({404, 405, 501})
 
 
@@ -57,6 +61,20 @@ class EngineScraper:
         answer = await self._get("/server_info")
         return None if answer is None else parse_server_info(answer.body)
 
+    async def layout(self) -> LayoutPage | None:
+        """``/get_hicache_l3_cache_layout``, which SGLang has since it stores pages in a shared pool."""
+        answer = await self._get("/get_hicache_l3_cache_layout")
+        return None if answer is None else parse_layout_page(answer.body)
+
+    async def hints(self) -> HintPage | None:
+        """``/kv_hints``: what hints it takes. Whatever an engine answers that is no such page: it takes none."""
+        answer = await self._fetch("/kv_hints")
+        return parse_hint_page(answer.body) if answer.status == _OK else None
+
+    async def has_pin_prefix(self) -> bool:
+        """Whether SGLang's endpoint, which is only for POST, is there."""
+        return (await self._fetch(PIN_PREFIX)).status == _METHOD_NOT_ALLOWED
+
     async def sources(self, host: str) -> tuple[RankSource, ...]:
         """Where KV events are published, as the engine itself says; empty when it does not say."""
         for path, read in (("/kv_event_sources", from_vllm), ("/server_info", from_sglang)):
@@ -72,12 +90,15 @@ class EngineScraper:
         return ()
 
     async def _get(self, path: str) -> Answer | None:
-        try:
-            answer = await self._client.fetch("GET", self._url + path, self._headers, b"", self._timeouts)
-        except WebError as error:
-            raise ScrapeError(error.reason, f"{path}: {error}") from error
+        answer = await self._fetch(path)
         if answer.status in _NOT_HERE:
             return None
         if answer.status != _OK:
             raise ScrapeError(f"http_{answer.status}", f"{path} answered {answer.status}")
         return answer
+
+    async def _fetch(self, path: str) -> Answer:
+        try:
+            return await self._client.fetch("GET", self._url + path, self._headers, b"", self._timeouts)
+        except WebError as error:
+            raise ScrapeError(error.reason, f"{path}: {error}") from error

@@ -24,6 +24,7 @@ from services.bridge.config import BridgeSettings
 from services.bridge.core import BridgeCore
 from services.bridge.effects import (
     BridgeEffect,
+    CallEngine,
     Discard,
     Discover,
     FetchReplay,
@@ -44,11 +45,14 @@ from services.bridge.events import (
     ReplayAnswered,
     Scraped,
     ScrapeFailed,
+    SessionHeard,
     SocketsOpened,
     SourcesFound,
     Stopping,
     SubscriberEvent,
 )
+from services.bridge.layout import LayoutPage
+from services.bridge.shell.hinting import HintCaller
 from services.bridge.shell.metrics import BridgeCollector
 from services.bridge.shell.replay import Replayed, fetch_replay
 from services.bridge.shell.scraper import EngineScraper
@@ -74,6 +78,7 @@ class BridgeService:
         self._settings = settings
         self._clock = clock
         self._scraper = EngineScraper(settings.engine_url, settings.scrape_timeout_s, settings.engine_api_key)
+        self._caller = HintCaller(settings, self._handle)
         self._context = zmq.asyncio.Context()
         self._subscriber: EventSubscriber | None = None
         self._sources: tuple[RankSource, ...] = ()
@@ -110,6 +115,8 @@ class BridgeService:
             ],
             {"instance": settings.instance, "worker": self.core.worker, "engine": settings.engine_url},
         )
+        for state in ("closed", "opened"):
+            await bus.subscribe(f"{subjects.ROOT}.session.{state}.*", self._session)
         for name, coroutine in self._loops():
             tasks.start(name, coroutine)
         if configured := settings.sources():
@@ -123,6 +130,7 @@ class BridgeService:
             ("registry", self._register()),
             ("restore", self._restore()),
             ("snapshots", self._desk.serve()),
+            *self._caller.loops(),
             ("keep", self._desk.keep(self._settings.checkpoint_interval_s, self._settings.checkpoint_batches)),
         ]
 
@@ -149,6 +157,7 @@ class BridgeService:
         await asyncio.gather(*self._replays.values(), return_exceptions=True)
         self._context.destroy(linger=0)
         await self._scraper.close()
+        await self._caller.close()
         REGISTRY.unregister(self._collector)
         try:
             await self._bus.flush(min(2.0, timeout_s))
@@ -176,6 +185,9 @@ class BridgeService:
     def _hint(self, message: BusMessage) -> None:
         self._handle(HintReceived(message.payload))
 
+    def _session(self, message: BusMessage) -> None:
+        self._handle(SessionHeard(message.payload))
+
     def _perform(self, effects: list[BridgeEffect]) -> None:
         for effect in effects:
             match effect:
@@ -196,6 +208,8 @@ class BridgeService:
                     self._sources_changed.set()
                 case Discard():
                     self._tasks.start("discard", in_slices(self.core.own.index.discard(effect.prepared)))
+                case CallEngine():
+                    self._caller.call(effect)
                 case Say():
                     (log.warning if effect.warning else log.info)(effect.event, **effect.fields)
 
@@ -303,12 +317,33 @@ class BridgeService:
         sight: Sight | None = None
         if started_at != self._started_at or asked_at - self._sight_at >= SIGHT_EVERY_S or not self._seen:
             models = await self._scraper.models()
-            sight = Sight(models, await self._scraper.version(), await self._scraper.server_info())
+            sight = Sight(
+                models,
+                await self._scraper.version(),
+                await self._scraper.server_info(),
+                await self._layout(),
+                await self._scraper.hints(),
+                await self._has_pin_prefix(),
+            )
             self._sight_at = asked_at
             self._started_at = started_at
         elif metrics is None:
             await self._scraper.models()
         return Scraped(asked_at, metrics, sight)
+
+    async def _layout(self) -> LayoutPage | None:
+        """How pages lie in the shared pool, where there is one and the settings do not say. A page that cannot
+        be read costs credit for the pool, not the worker."""
+        if not self._settings.shared_pool or self._settings.shared_layout is not None:
+            return None
+        try:
+            return await self._scraper.layout()
+        except ScrapeError as error:
+            return LayoutPage(enabled=True, problem=str(error)[:200])
+
+    async def _has_pin_prefix(self) -> bool:
+        """Asked of SGLang only: others would log a path that they never had. Raises `ScrapeError`."""
+        return self.core.engine.kind == "sglang" and await self._scraper.has_pin_prefix()
 
     @property
     def _seen(self) -> bool:

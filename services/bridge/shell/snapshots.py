@@ -12,7 +12,6 @@ without askers one is made now and then.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Generator
 
 from xxhash import xxh3_64_hexdigest
@@ -26,14 +25,13 @@ from schemas.base import from_json, to_json
 from schemas.kv import SnapshotReply
 from services.bridge.checkpoint import Checkpoint, RankCheckpoint
 from services.bridge.errors import CheckpointError
+from services.bridge.shell.askers import Askers
 
 log = EventLog(__name__)
 
 SLOTS = 4
 REUSE_S = 1.0
 """How long a dump that has been written is taken to be still there."""
-
-MAX_WAITING = 256
 KEEP_POLL_S = 1.0
 KEEP_SHARE = 0.05
 """Of the time, spent at most on dumps that nobody asked for."""
@@ -54,8 +52,7 @@ class SnapshotDesk:
         self._worker = worker
         self._dump = dump
         self._marks = marks
-        self._waiting: deque[str] = deque()
-        self._asked = asyncio.Event()
+        self._askers = Askers(bus, SnapshotReply(worker=worker, error="too_many_askers"))
         self._slot = 0
         self._last: SnapshotReply | None = None
         self._kept: Marks = ()
@@ -64,26 +61,14 @@ class SnapshotDesk:
         self._took_s = 0.0
         self._failing = False
         self.written = 0
-        self.refused = 0
 
     def asked(self, message: BusMessage) -> None:
         """One question. Beyond the bound it is refused, and the asker comes back later."""
-        if len(self._waiting) >= MAX_WAITING:
-            self.refused += 1
-            self._reply([message.reply], SnapshotReply(worker=self._worker, error="too_many_askers"))
-            return
-        self._waiting.append(message.reply)
-        self._asked.set()
+        self._askers.add(message)
 
     async def serve(self) -> None:
         """Answer for ever; ends by being cancelled."""
-        while True:
-            await self._asked.wait()
-            self._asked.clear()
-            askers = list(self._waiting)
-            self._waiting.clear()
-            if askers:
-                self._reply(askers, await self._answer())
+        await self._askers.serve(self._answer)
 
     async def keep(self, interval_s: float, batches: int) -> None:
         """Make a dump now and then, for ever: the newest is at most ``interval_s`` or ``batches`` behind, as far as
@@ -93,9 +78,8 @@ class SnapshotDesk:
         while True:
             await asyncio.sleep(min(KEEP_POLL_S, interval_s))
             age = loop.time() - max(self._tried_at, began_at)
-            if self._bus.connected and not self._waiting and self._due(age, interval_s, batches):
-                self._waiting.append("")
-                self._asked.set()
+            if self._bus.connected and not self._askers and self._due(age, interval_s, batches):
+                self._askers.add_nobody()
 
     def _due(self, age: float, interval_s: float, batches: int) -> bool:
         marks = self._marks()
@@ -174,9 +158,3 @@ class SnapshotDesk:
 
     def _key(self, slot: int) -> str:
         return f"{subjects.encode_id(self._worker)}.{slot}"
-
-    def _reply(self, askers: list[str], reply: SnapshotReply) -> None:
-        payload = to_json(reply)
-        for asker in askers:
-            if asker:
-                self._bus.publish(asker, payload)

@@ -112,6 +112,7 @@ class EventSubscriber:
     def _open(self, source: RankSource) -> tuple[RankSource, zmq.Socket[bytes], zmq.Socket[bytes]]:
         subscriber = self._context.socket(zmq.SUB)
         subscriber.set(zmq.RCVHWM, _RECEIVE_HIGH_WATER)
+        # No MAXMSGSIZE: ZeroMQ breaks off with the sender of a message beyond it, and never connects again.
         subscriber.set(zmq.LINGER, 0)
         subscriber.set(zmq.IPV6, 1)
         subscriber.set(zmq.RECONNECT_IVL, _RECONNECT_MS)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from prometheus_client import REGISTRY
 
 from bus import subjects
 from bus.interface import Bus, BusMessage, Endpoint, ServedEndpoints
+from bus.log import EventLog
 from bus.service import package_version
 from bus.tasks import Tasks
 from replica.shell import ReplicaFeed
+from schemas.base import BadMessageError, from_json
+from schemas.request import RequestAccepted, RequestEnd
 from services.indexer.config import IndexerSettings
 from services.indexer.core import IndexerCore
-from services.indexer.events import IndexerEvent
+from services.indexer.events import EndHeard, IndexerEvent, RequestHeard
 from services.indexer.shell.metrics import MATCH_SECONDS, IndexerCollector
+
+log = EventLog(__name__)
+F = TypeVar("F", RequestAccepted, RequestEnd)
 
 
 class IndexerService:
@@ -34,6 +41,8 @@ class IndexerService:
         self._collector = IndexerCollector(self.core)
         REGISTRY.register(self._collector)
         await self.feed.start(bus, tasks)
+        await bus.subscribe(f"{subjects.ROOT}.request.accepted.*", self._on_accepted)
+        await bus.subscribe(f"{subjects.ROOT}.request.end.*", self._on_end)
         self._served: ServedEndpoints = await bus.serve(
             "tidegate-indexer",
             package_version(),
@@ -41,6 +50,7 @@ class IndexerService:
             [
                 Endpoint("match", subjects.INDEX_MATCH, self._on_match),
                 Endpoint("session", subjects.INDEX_SESSION, self._on_session),
+                Endpoint("recognise", subjects.INDEX_RECOGNISE, self._on_recognise),
             ],
             {"instance": self._settings.instance},
         )
@@ -71,3 +81,26 @@ class IndexerService:
     def _on_session(self, message: BusMessage) -> None:
         if message.reply:
             self._bus.publish(message.reply, self.core.session(message.payload, self._clock()))
+
+    def _on_recognise(self, message: BusMessage) -> None:
+        answer = self.core.recognise(message.payload, self._clock())
+        if message.reply:
+            self._bus.publish(message.reply, answer)
+
+    def _on_accepted(self, message: BusMessage) -> None:
+        fact = self._read(message, RequestAccepted)
+        if fact is not None:
+            self._handle(RequestHeard(fact))
+
+    def _on_end(self, message: BusMessage) -> None:
+        fact = self._read(message, RequestEnd)
+        if fact is not None:
+            self._handle(EndHeard(fact))
+
+    def _read(self, message: BusMessage, kind: type[F]) -> F | None:
+        try:
+            return from_json(message.payload, kind)
+        except BadMessageError as error:
+            self.core.bad_facts += 1
+            log.warning("message_rejected", subject=message.subject, reason=error.reason, detail=str(error))
+            return None

@@ -1,4 +1,5 @@
-"""Asking admission for a decision: replies until one of them decides, or why none will."""
+"""Asking admission for a decision: replies until one of them decides, or why none will; and an indexer, whose turn it
+is."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from bus import subjects
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.interface import Bus
 from schemas.admit import AdmitReply, Granted, Held, Refused
 from schemas.base import BadMessageError, from_msgpack, to_msgpack
-from services.ingress.effects import AskAdmission
-from services.ingress.events import AdmitFailure
+from schemas.index import RecogniseReply
+from services.ingress.effects import AskAdmission, AskIndexer
+from services.ingress.events import AdmitFailure, Recognised, RecogniseFailure
 
 MARGIN_S = 0.02
 """This close to a question's deadline it has passed: the bus's timers and the wall clock differ by a little."""
@@ -53,6 +56,27 @@ async def ask(bus: Bus, effect: AskAdmission, *, idle_s: float) -> AsyncGenerato
         except BusError as error:
             raise NoDecisionError("bus_down") from error
     raise NoDecisionError("admit_silent")
+
+
+async def ask_indexer(bus: Bus, effect: AskIndexer, *, deadline_s: float) -> Recognised:
+    """Whose turn it is, or why nobody says so."""
+    failure: RecogniseFailure
+    try:
+        answer = await bus.request(subjects.INDEX_RECOGNISE, to_msgpack(effect.question), timeout_s=deadline_s)
+        reply = from_msgpack(answer.payload, RecogniseReply)
+    except NoRespondersError:
+        failure = "no_indexer"
+    except BusTimeoutError:
+        failure = "index_silent"
+    except BadMessageError:
+        failure = "bad_reply"
+    except BusError:
+        failure = "bus_down"
+    else:
+        if reply.error is None:
+            return Recognised(request_id=effect.request_id, reply=reply)
+        failure = "bad_reply"
+    return Recognised(request_id=effect.request_id, failure=failure)
 
 
 def _left_s(effect: AskAdmission) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +12,14 @@ import msgspec
 
 from bus.log import EventLog
 from schemas.base import UNDECODABLE
+from services.ingress.canonical import Dialect, conversation_of
 from services.ingress.config import IngressSettings
 from services.ingress.effects import CountPrompt
-from services.ingress.endpoints import ChatPrompt, LargePrompt, TextPrompt, TokensPrompt
+from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt, TokensPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.events import PromptCounted
+from services.ingress.message_chain import MessageChain, message_chain
+from services.ingress.modalities import Media, media_of
 from services.ingress.shell.local_tokenizer import LocalTokenizer
 from services.ingress.shell.tokenizing import SkippedError, TokenizingPool
 from services.ingress.texts import TextBlocks, text_blocks
@@ -55,9 +59,12 @@ class PromptCounter:
         self._texts = TokenizingPool(1, settings.tokenize_queue, settings.tokenize_timeout_s)
         self._tokenizers: dict[str, LocalTokenizer] = {}
         self._not_before: dict[str, float] = {}
+        self._headers = JSON
 
-    async def load(self) -> None:
-        """Read the tokenizers. Raises `SettingsError`."""
+    async def load(self, engine_api_key: str = "") -> None:
+        """Read the tokenizers; ``engine_api_key``: what engines want to be brought. Raises `SettingsError`."""
+        if engine_api_key:
+            self._headers = [*JSON, (b"authorization", f"Bearer {engine_api_key}".encode())]
         if self._settings.tokenize not in ("auto", "local"):
             return
         for model, path in self._settings.tokenizers.items():
@@ -77,6 +84,10 @@ class PromptCounter:
 
     async def count(self, effect: CountPrompt) -> PromptCounted:
         """The tokens of one prompt, or why there are none, and its text's chain instead."""
+        counted = await self._counted(effect)
+        return replace(counted, messages=await self._messages(effect)) if effect.messages else counted
+
+    async def _counted(self, effect: CountPrompt) -> PromptCounted:
         try:
             tokens, tokens_from = await self._count(effect)
         except (SkippedError, TemplateError) as error:
@@ -86,21 +97,33 @@ class PromptCounter:
             skipped = "failed"
         else:
             return PromptCounted(request_id=effect.request_id, tokens=tokens, tokens_from=tokens_from)
-        return PromptCounted(request_id=effect.request_id, skipped=skipped, text=await self._text(effect))
+        media, text = await self._text(effect)
+        return PromptCounted(request_id=effect.request_id, skipped=skipped, text=text, media=media)
 
-    async def _text(self, effect: CountPrompt) -> TextBlocks | None:
-        settings, request, adapter = self._settings, effect.request, effect.adapter
-        if not settings.text_blocks:
-            return None
-
-        def chain() -> TextBlocks | None:
-            sizes = {"block_bytes": settings.text_block_bytes, "max_bytes": settings.text_bytes}
-            return text_blocks(request, adapter=adapter, **sizes)
-
+    async def _messages(self, effect: CountPrompt) -> MessageChain | None:
+        request = effect.request
         try:
-            return chain() if len(request.body) <= INLINE_BYTES else await self._texts.run(chain)
+            if len(request.body) <= INLINE_BYTES:
+                return message_chain(request)
+            return await self._texts.run(lambda: message_chain(request))
         except SkippedError:
             return None
+
+    async def _text(self, effect: CountPrompt) -> tuple[Media, TextBlocks | None]:
+        """What the prompt holds besides text, and its chain over text where that is wanted."""
+        settings, request, adapter = self._settings, effect.request, effect.adapter
+
+        def read() -> tuple[Media, TextBlocks | None]:
+            media = _media(request)
+            if not settings.text_blocks:
+                return media, None
+            sizes = {"block_bytes": settings.text_block_bytes, "max_bytes": settings.text_bytes}
+            return media, text_blocks(request, adapter=adapter, **sizes)
+
+        try:
+            return read() if len(request.body) <= INLINE_BYTES else await self._texts.run(read)
+        except SkippedError:
+            return request.media, None
 
     async def _count(self, effect: CountPrompt) -> tuple[PromptTokens, Literal["tokenizer", "engine"]]:
         prompt = effect.request.prompt
@@ -111,26 +134,42 @@ class PromptCounter:
         if isinstance(prompt, LargePrompt):
             raise SkippedError("too_large")
         block_size, salt, adapter = effect.block_size, effect.request.cache_salt, effect.adapter
+
+        def named(tokens: PromptTokens) -> PromptTokens:
+            return tokens.under(salt, adapter).paged(effect.pages, salt, adapter)
+
         if isinstance(prompt, TokensPrompt):
             ids = prompt.tokens
-            return await self._pool.run(lambda: from_ids(ids, block_size).under(salt, adapter)), "tokenizer"
+            return await self._pool.run(lambda: named(from_ids(ids, block_size))), "tokenizer"
         tokenizer = self._tokenizers.get(effect.request.model)
         if tokenizer is not None and (tokenizer.template is not None or isinstance(prompt, TextPrompt)):
-            return await self._pool.run(lambda: tokenizer.count(prompt, block_size).under(salt, adapter)), "tokenizer"
+            return await self._pool.run(lambda: named(tokenizer.count(prompt, block_size, effect.dialect))), "tokenizer"
         if self._settings.tokenize == "local":
             raise SkippedError("no_tokenizer")
-        answer = await self._ask_engine(effect.request.model, prompt)
-        return await self._pool.run(lambda: _read_tokens(answer, block_size).under(salt, adapter)), "engine"
+        request = effect.request
+        small = len(request.body) <= INLINE_BYTES
+        media = _media(request) if small else await self._pool.run(lambda: _media(request))
+        if media.parts:
+            raise SkippedError("media")  # an engine counts places for them, and none says what is in those
+        answer = await self._ask_engine(effect.request.model, prompt, effect.dialect)
+        return await self._pool.run(lambda: named(_read_tokens(answer, block_size))), "engine"
 
-    async def _ask_engine(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
+    async def _ask_engine(self, model: str, prompt: ChatPrompt | TextPrompt, dialect: Dialect) -> bytes:
         url = self._worker_url(model)
         now = asyncio.get_running_loop().time()
         if url is None or now < self._not_before.get(url, 0.0):
             raise SkippedError("no_tokenizer")
-        body = _question(model, prompt)
+        if isinstance(prompt, TextPrompt) or prompt.api == "chat":
+            body = _question(model, prompt)
+        else:
+            body = await self._pool.run(lambda: _translated(model, prompt, dialect))
         try:
             answer = await self._client.fetch(
-                "POST", f"{url.rstrip('/')}/tokenize", JSON, body, Timeouts(total_s=self._settings.tokenize_timeout_s)
+                "POST",
+                f"{url.rstrip('/')}/tokenize",
+                self._headers,
+                body,
+                Timeouts(total_s=self._settings.tokenize_timeout_s),
             )
         except WebError as error:
             raise SkippedError("failed") from error
@@ -145,6 +184,11 @@ class PromptCounter:
         self._texts.close()
 
 
+def _media(request: ClientRequest) -> Media:
+    prompt = request.prompt
+    return media_of(request.body, prompt.messages) if isinstance(prompt, ChatPrompt) else request.media
+
+
 def _read_tokens(answer: bytes, block_size: int | None) -> PromptTokens:
     """Raises `SkippedError` for an answer that is not a list of token ids."""
     try:
@@ -154,14 +198,12 @@ def _read_tokens(answer: bytes, block_size: int | None) -> PromptTokens:
 
 
 def _question(model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
-    """vLLM's ``/tokenize`` body, around the client's own bytes. Raises `SkippedError` for another API's messages."""
+    """vLLM's ``/tokenize`` body, around the client's own bytes."""
     encoded_model = msgspec.json.encode(model)
     if isinstance(prompt, TextPrompt):
         special = b"true" if prompt.add_special_tokens else b"false"
         text = msgspec.json.encode(prompt.text)
         return b'{"model":%b,"prompt":%b,"add_special_tokens":%b}' % (encoded_model, text, special)
-    if prompt.api != "chat":
-        raise SkippedError("no_tokenizer")
     members = [b'"model":' + encoded_model, b'"messages":[%b]' % b",".join(map(bytes, prompt.messages))]
     if prompt.tools:
         members.append(b'"tools":[%b]' % b",".join(map(bytes, prompt.tools)))
@@ -171,3 +213,14 @@ def _question(model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
     if prompt.continue_final_message:
         members.append(b'"continue_final_message":true')
     return b"{%b}" % b",".join(members)
+
+
+def _translated(model: str, prompt: ChatPrompt, dialect: Dialect) -> bytes:
+    """The same for another API's messages, which engines tokenize in chat's shape only. Raises `TemplateError`."""
+    conversation = conversation_of(prompt, dialect)
+    question: dict[str, object] = {"model": model, "messages": conversation.messages}
+    if conversation.tools:
+        question["tools"] = conversation.tools
+    if prompt.template_kwargs is not None:
+        question["chat_template_kwargs"] = prompt.template_kwargs
+    return msgspec.json.encode(question | {"add_generation_prompt": prompt.add_generation_prompt})

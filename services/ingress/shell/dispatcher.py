@@ -10,9 +10,11 @@ from bus.interface import Bus
 from bus.log import EventLog
 from bus.rows import RowPublisher
 from schemas.base import to_json, to_msgpack
+from schemas.trace import TraceRow
 from services.ingress.core import IngressCore
 from services.ingress.effects import AskAdmission, CancelAdmission, Effect, Publish, PublishRow
 from services.ingress.events import Event
+from services.ingress.shell.capture import Capture
 from services.ingress.shell.metrics import IngressMetrics
 
 log = EventLog(__name__)
@@ -25,15 +27,25 @@ class RequestTask(Protocol):
 
     def progress(self) -> None: ...
 
+    def ended(self, row: TraceRow) -> None: ...
+
 
 class Dispatcher:
     """The only caller of the core; everything it does is done on the event loop, in order."""
 
-    def __init__(self, core: IngressCore, bus: Bus, rows: RowPublisher, metrics: IngressMetrics) -> None:
+    def __init__(
+        self,
+        core: IngressCore,
+        bus: Bus,
+        rows: RowPublisher,
+        metrics: IngressMetrics,
+        capture: Capture | None = None,
+    ) -> None:
         self._core = core
         self._bus = bus
         self._rows = rows
         self._metrics = metrics
+        self._capture = capture
         self._tasks: dict[str, RequestTask] = {}
 
     def enter(self, request_id: str, task: RequestTask) -> None:
@@ -59,6 +71,10 @@ class Dispatcher:
         elif isinstance(effect, PublishRow):
             self._rows.publish(effect.subject, to_json(effect.row), effect.message_id)
             self._metrics.row(effect.row)
+            if effect.row.request is not None and (task := self._tasks.get(effect.row.request.request_id)) is not None:
+                task.ended(effect.row)
+            if self._capture is not None:
+                self._capture.end(effect.row)
         elif isinstance(effect, CancelAdmission):
             self._publish(effect.subject, to_msgpack(effect.cancel))
             self._hand(effect.cancel.request_id, effect)

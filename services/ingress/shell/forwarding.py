@@ -33,6 +33,7 @@ FORWARDED = (
     "x-b3-*",
     "x-claude-code-*",
     "x-codex-*",
+    "x-deepseek-harness-*",
     "x-parent-session-id",
     "x-session-affinity",
     "x-session-id",
@@ -40,8 +41,13 @@ FORWARDED = (
 )
 """Names, or beginnings of names. ``accept-encoding`` is not among them: we read what the engine answers."""
 
-INTERNAL = ("x-tidegate-", "x-dynamo-")
+INTERNAL = ("x-tidegate-", "x-dynamo-", "x-data-parallel-rank", "x-dp-rank")
 """Beginnings of names that only we may write."""
+
+CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key"})
+STEERING = ("x-override-", "x-smg-", "x-tenant-id", "x-vllm-priority")
+"""Beginnings of names by which engines and their routers take a priority, a worker or a tenant. They, and credentials
+where we ask for keys ourselves, pass only where the settings name them in full: no ``*`` stands for them."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -64,25 +70,40 @@ def is_internal(name: bytes) -> bool:
 
 
 class ForwardList:
-    """The forward list, with names that the settings add."""
+    """The forward list, with names that the settings add. ``keep_credentials``: clients' are for us alone;
+    ``engine_api_key`` goes to engines in their place."""
 
-    def __init__(self, extra: Iterable[str] = ()) -> None:
-        names = [name.strip().lower() for name in (*FORWARDED, *extra)]
+    def __init__(self, extra: Iterable[str] = (), *, keep_credentials: bool = False, engine_api_key: str = "") -> None:
+        added = [name.strip().lower() for name in extra]
+        names = [*FORWARDED, *added]
+        self._in_full = frozenset(name.encode("latin-1") for name in added if not name.endswith("*"))
+        self._own: Headers = [(b"authorization", f"Bearer {engine_api_key}".encode())] if engine_api_key else []
+        if self._own:
+            self._in_full -= {name.encode() for name in CREDENTIALS}
+        self._keep_credentials = keep_credentials or bool(engine_api_key)
         self._names = {name.encode("latin-1") for name in names if not name.endswith("*")}
         self._beginnings = tuple(name[:-1].encode("latin-1") for name in names if name.endswith("*"))
 
     def upstream(self, headers: Headers, request_id: str) -> Headers:
         """What the engine gets of a client's headers, and our request id."""
         named = _named_by_connection(headers)
-        kept: Headers = [(b"x-request-id", request_id.encode("ascii"))]
+        kept: Headers = [(b"x-request-id", request_id.encode("ascii")), *self._own]
         for name, value in headers:
             lower = name.lower()
             if not (lower in self._names or lower.startswith(self._beginnings)):
                 continue
             if lower in HOP_BY_HOP or lower in named or lower == b"x-request-id" or is_internal(name):
                 continue
+            if lower not in self._in_full and self._is_reserved(lower):
+                continue
             kept.append((name, value))
         return kept
+
+    def _is_reserved(self, lower: bytes) -> bool:
+        spelled = lower.decode("latin-1").replace("_", "-")
+        if spelled == "x-request-id":
+            return True
+        return spelled.startswith(STEERING) or (self._keep_credentials and spelled in CREDENTIALS)
 
 
 def downstream(headers: Headers, request_id: str, *, keep_length: bool) -> Headers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -12,28 +13,50 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from services.ingress.config import IngressSettings
 from services.ingress.core import IngressCore
-from services.ingress.endpoints import Endpoint, endpoint_of, read_request
-from services.ingress.errors import BodyTooLargeError, IngressError, UnknownModelError
+from services.ingress.decoding import SMALL_BYTES, encoding_of, unpacked
+from services.ingress.endpoints import ClientRequest, Endpoint, endpoint_of, read_request
+from services.ingress.errors import (
+    BodyTooLargeError,
+    BusyError,
+    IngressError,
+    InvalidKeyError,
+    UnknownModelError,
+    UnsupportedEncodingError,
+)
 from services.ingress.events import RequestReceived
-from services.ingress.identity import read_headers, resolve, unreadable_identity
+from services.ingress.identity import PASSED_APIS, Signals, read_headers, resolve, unreadable_identity
+from services.ingress.keys import Key, allowed
+from services.ingress.passing import METHODS, passed_api, read_passed
 from services.ingress.replies import ErrorReply, error_reply, reply_to
+from services.ingress.shell.keys import Access
 from services.ingress.shell.metrics import IngressMetrics
 from services.ingress.shell.serving import RequestServing, Tools
+from services.ingress.turn_state import HEADER
 from web.headers import Headers
 from web.server import Request, Responder
 
 TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
+MODELS = "/v1/models"
 JSON: Headers = [(b"content-type", b"application/json")]
-SERVED: frozenset[Endpoint] = frozenset({"chat_completions", "completions"})
-"""APIs that are served; the others are recognised and answered 501."""
+
+UNPACKING = 2
+"""Bodies that are unpacked at a time, each in a thread: beyond what is held for requests, as many may be in memory."""
 
 _MESSAGES = {
     "malformed_request": "The request is not valid HTTP/1.1.",
     "headers_too_large": "The request's headers are too large.",
+    "transfer_encoding": "Of transfer encodings only chunked is taken.",
     "request_timeout": "The request did not arrive in time.",
     "busy": "Too many bytes of requests are held already.",
     "internal_error": "Tidegate failed.",
 }
+
+
+def _advice(error: IngressError) -> Headers:
+    """How to come with a key, or with a body (RFC 9110 wants them beside a 401 and a 415)."""
+    if isinstance(error, InvalidKeyError):
+        return [(b"www-authenticate", b"Bearer")]
+    return [(b"accept-encoding", b"gzip, identity")] if isinstance(error, UnsupportedEncodingError) else []
 
 
 class FrontDoor:
@@ -44,6 +67,7 @@ class FrontDoor:
         settings: IngressSettings,
         tools: Tools,
         core: IngressCore,
+        access: Access,
         metrics: IngressMetrics,
         registry: CollectorRegistry,
         not_ready: Callable[[], str | None],
@@ -51,59 +75,106 @@ class FrontDoor:
         self._settings = settings
         self._tools = tools
         self._core = core
+        self._access = access
         self._metrics = metrics
         self._registry = registry
         self._not_ready = not_ready
         self._started_s = int(time.time())
+        self._unpacking = asyncio.Semaphore(UNPACKING)
         self._pages: dict[str, Callable[[Responder], None]] = {
             "/healthz": lambda responder: responder.send(200, TEXT, b"ok\n"),
             "/readyz": self._readyz,
             "/metrics": self._metrics_page,
-            "/v1/models": self._models,
         }
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """`web.server.Handler`."""
-        endpoint = endpoint_of(request.path)
+        endpoint = self._endpoint(request.path)
+        methods = METHODS if endpoint == "passthrough" else ("POST",)
+        allow = ", ".join((*methods, "OPTIONS")).encode()
         if endpoint is None:
             self._page(request, responder)
         elif request.method == "OPTIONS":
-            responder.send(204, [(b"allow", b"POST, OPTIONS")], b"")
-        elif request.method != "POST":
-            message = f"{request.path} takes POST."
-            self._refuse(responder, error_reply(endpoint, 405, "method_not_allowed", message), [(b"allow", b"POST")])
+            responder.send(204, [(b"allow", allow)], b"")
+        elif request.method not in methods:
+            message = f"{request.path} takes {', '.join(methods)}."
+            self._refuse(responder, error_reply(endpoint, 405, "method_not_allowed", message), [(b"allow", allow)])
         else:
             await self._api(endpoint, request, responder)
+
+    def _endpoint(self, path: str) -> Endpoint | None:
+        """Which API is asked for; ``None``: a page of ours, or nothing."""
+        endpoint = endpoint_of(path)
+        wanted = self._settings.passthrough
+        if endpoint is not None or wanted is False or path == MODELS or path.startswith(f"{MODELS}/"):
+            return endpoint
+        passed = passed_api(path)
+        return None if passed == "passthrough" and self._access.on and not wanted else passed
 
     async def _api(self, endpoint: Endpoint, request: Request, responder: Responder) -> None:
         signals = read_headers(request.headers)
         self._metrics.unreadable_identity.inc(unreadable_identity(request.headers, signals))
-        request_id = secrets.token_hex(16)
-        if signals.get("content-encoding", "identity") != "identity":
-            message = "Compressed request bodies are not supported."
-            self._refuse(responder, error_reply(endpoint, 415, "content_encoding", message))
+        try:
+            key = self._access.key(request.headers)
+            await self._unpack(signals.get("content-encoding"), request)
+            charge = self._access.charge(key, endpoint, len(request.body))
+        except IngressError as error:
+            self._refuse(responder, reply_to(endpoint, error), _advice(error))
             return
         try:
-            asked = read_request(endpoint, request.body, prompt_bytes=self._settings.prompt_bytes)
+            charge.settle(await self._serve(endpoint, signals, key, request, responder))
+        finally:
+            charge.settle(None)
+
+    async def _unpack(self, header: str | None, request: Request) -> None:
+        """Give ``request`` its plain body. Raises `IngressError`."""
+        if encoding_of(header) is None:
+            return
+        limit = self._settings.body_bytes
+        if len(request.body) <= SMALL_BYTES:
+            request.body = unpacked(request.body, limit)
+        else:
+            async with self._unpacking:
+                request.body = await asyncio.to_thread(unpacked, request.body, limit)
+        if not request.hold.grow_to(len(request.body)):
+            raise BusyError
+
+    async def _serve(
+        self, endpoint: Endpoint, signals: Signals, key: Key | None, request: Request, responder: Responder
+    ) -> int:
+        """A request of somebody who may ask. Returns the tokens that it took."""
+        try:
+            asked = self._read(endpoint, key, request)
+            asked = self._access.granted(key, asked)
         except IngressError as error:
             self._refuse(responder, reply_to(endpoint, error))
-            return
-        tenant = self._settings.tenant
+            return 0
+        request_id = secrets.token_hex(16)
+        tenant = self._settings.tenant if key is None else key.tenant
         resolved = resolve(signals, asked.facts, endpoint, tenant=tenant, request_id=request_id)
-        if endpoint not in SERVED:
-            message = f"{request.path} is not served yet; use /v1/chat/completions or /v1/completions."
-            self._refuse(responder, error_reply(endpoint, 501, "not_implemented", message))
-            return
         received = RequestReceived(
-            request_id=request_id, request=asked, resolved=resolved, x_request_id=signals.get("x-request-id")
+            request_id=request_id,
+            request=asked,
+            resolved=resolved,
+            x_request_id=signals.get("x-request-id"),
+            sticky=self._tools.turn_states.read(signals.get(HEADER), resolved.identity.key.text(), time.time()),
         )
-        await RequestServing(self._tools, received, request, responder).run()
+        serving = RequestServing(self._tools, received, request, responder)
+        await serving.run()
+        return serving.tokens or 0
+
+    def _read(self, endpoint: Endpoint, key: Key | None, request: Request) -> ClientRequest:
+        """Raises `IngressError`."""
+        if endpoint not in PASSED_APIS:
+            return read_request(endpoint, request.body, prompt_bytes=self._settings.prompt_bytes)
+        models = allowed(self._core.workers.models(time.time()), key)
+        return read_passed(endpoint, request.method, request.query, request.body, models)
 
     def _page(self, request: Request, responder: Responder) -> None:
         page = self._pages.get(request.path)
-        if page is None and request.path.startswith("/v1/models/"):
-            model = request.path.removeprefix("/v1/models/")
-            page = lambda responder: self._model(responder, model)  # noqa: E731 - one of several pages
+        if request.path == MODELS or request.path.startswith(f"{MODELS}/"):
+            model = request.path.removeprefix(MODELS).removeprefix("/")
+            page = lambda responder: self._models(request.headers, responder, model)  # noqa: E731 - one of the pages
         if page is None:
             message = f"Unknown request URL: {request.method} {request.path[:200]}."
             self._refuse(responder, error_reply(None, 404, "unknown_url", message))
@@ -124,15 +195,21 @@ class FrontDoor:
     def _metrics_page(self, responder: Responder) -> None:
         responder.send(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], generate_latest(self._registry))
 
-    def _models(self, responder: Responder) -> None:
-        data = [self._described(model) for model in self._core.workers.models(time.time())]
-        responder.send(200, JSON, msgspec.json.encode({"object": "list", "data": data}))
-
-    def _model(self, responder: Responder, model: str) -> None:
-        if model not in self._core.workers.models(time.time()):
-            self._refuse(responder, reply_to(None, UnknownModelError(model)))
+    def _models(self, headers: Headers, responder: Responder, model: str) -> None:
+        """The models that the asker may use, or one of them."""
+        try:
+            key = self._access.key(headers)
+        except IngressError as error:
+            self._refuse(responder, reply_to(None, error), _advice(error))
             return
-        responder.send(200, JSON, msgspec.json.encode(self._described(model)))
+        models = allowed(self._core.workers.models(time.time()), key)
+        if not model:
+            data = [self._described(each) for each in models]
+            responder.send(200, JSON, msgspec.json.encode({"object": "list", "data": data}))
+        elif model in models:
+            responder.send(200, JSON, msgspec.json.encode(self._described(model)))
+        else:
+            self._refuse(responder, reply_to(None, UnknownModelError(model)))
 
     def _described(self, model: str) -> dict[str, object]:
         described: dict[str, object] = {

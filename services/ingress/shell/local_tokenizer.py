@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from bus.errors import SettingsError
 from kvcore.hashing import pack_tokens
+from services.ingress.canonical import Dialect
 from services.ingress.endpoints import ChatPrompt, TextPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.prompts import ChatTemplate, render_prompt
@@ -64,12 +65,12 @@ class LocalTokenizer:
     def missed_tokens(self) -> int:
         return self._cache.missed_tokens
 
-    def count(self, prompt: ChatPrompt | TextPrompt, block_size: int | None) -> PromptTokens:
-        """The prompt's tokens and chain. Raises `TemplateError`."""
+    def count(self, prompt: ChatPrompt | TextPrompt, block_size: int | None, dialect: Dialect = "vllm") -> PromptTokens:
+        """The prompt's tokens and chain, as an engine of this ``dialect`` has them. Raises `TemplateError`."""
         if isinstance(prompt, ChatPrompt):
             if self.template is None:
                 raise TemplateError("this tokenizer has no chat template")
-            return self._count(render_prompt(self.template, prompt), block_size, b"")
+            return self._count(render_prompt(self.template, prompt, dialect), block_size, b"")
         return self._count(prompt.text, block_size, self._leading if prompt.add_special_tokens else b"")
 
     def _count(self, text: str, block_size: int | None, leading: bytes) -> PromptTokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -37,6 +37,12 @@ class IngressMetrics:
             "Session headers that are not printable ASCII: treated as absent.",
             registry=registry,
         )
+        self.keys = Gauge("tidegate_ingress_keys", "API keys of the keys file.", registry=registry)
+        self.keys_reload_failures = Counter(
+            "tidegate_ingress_keys_reload_failures_total",
+            "Times that a changed keys file could not be read: the keys from before it are kept.",
+            registry=registry,
+        )
         self.retries = Counter(
             "tidegate_ingress_retries_total", "Requests that went to a second worker.", registry=registry
         )
@@ -51,11 +57,22 @@ class IngressMetrics:
             "Prompts without tokens that are placed by their text.",
             registry=registry,
         )
+        self.recognised = Counter(
+            "tidegate_ingress_recognised_total",
+            "Requests that name nobody, by what they were said to be, or why nobody said so.",
+            ["relation"],
+            registry=registry,
+        )
         self.facts_dropped = Counter(
             "tidegate_ingress_facts_dropped_total", "Facts that could not be published.", ["reason"], registry=registry
         )
         self.bad_messages = Counter(
             "tidegate_ingress_bad_messages_total", "Messages of the bus that could not be read.", registry=registry
+        )
+        self.held_comments = Counter(
+            "tidegate_ingress_held_comments_total",
+            "Comments that told a client that its stream is held.",
+            registry=registry,
         )
         self.ttft = Histogram(
             "tidegate_ingress_ttft_seconds",
@@ -68,7 +85,7 @@ class IngressMetrics:
         )
         self.decision = Histogram(
             "tidegate_ingress_decision_seconds",
-            "Asking admission to its decision, holds included.",
+            "Asking admission to its decision, without what it was held for.",
             ["mode"],
             buckets=_FAST_SECONDS,
             registry=registry,
@@ -79,11 +96,16 @@ class IngressMetrics:
         for metric in (
             self.requests,
             self.not_accepted,
+            self.unreadable_identity,
+            self.keys,
+            self.keys_reload_failures,
             self.retries,
             self.tokens,
             self.text_chains,
+            self.recognised,
             self.facts_dropped,
             self.bad_messages,
+            self.held_comments,
             self.ttft,
             self.duration,
             self.decision,
@@ -119,6 +141,10 @@ class Levels:
     cache_tokens: Callable[[], tuple[int, int]]
     late_events: Callable[[], Mapping[str, int]]
     http_refusals: Callable[[], Mapping[str, int]]
+    hints: Callable[[], Mapping[str, int]]
+    hints_waiting: Callable[[], int]
+    breakers: Callable[[], Mapping[str, str]]
+    breaker_trips: Callable[[], int]
 
 
 class LevelsCollector(Collector):
@@ -139,6 +165,7 @@ class LevelsCollector(Collector):
             ("engine_connections", "Open connections to engines, idle ones included.", levels.engine_connections),
             ("tokenize_depth", "Prompts being counted or waiting for a thread.", levels.tokenize_depth),
             ("held_body_bytes", "Bytes of bodies being read or of requests not over.", levels.held_body_bytes),
+            ("hints_waiting", "Sessions, at a worker, whose hints wait for a request.", levels.hints_waiting),
         ):
             yield GaugeMetricFamily(f"tidegate_ingress_{name}", text, value=read())
         cache = CounterMetricFamily(
@@ -147,9 +174,21 @@ class LevelsCollector(Collector):
         for result, value in zip(("hit", "miss"), levels.cache_tokens(), strict=True):
             cache.add_metric([result], value)
         yield cache
+        trips = CounterMetricFamily("tidegate_ingress_breaker_trips", "Times that a worker's breaker opened.")
+        trips.add_metric([], levels.breaker_trips())
+        yield trips
+        breakers = GaugeMetricFamily(
+            "tidegate_ingress_breakers",
+            "1 for each worker that is left alone, or tried again.",
+            labels=["worker", "state"],
+        )
+        for worker, state in levels.breakers().items():
+            breakers.add_metric([worker, state], 1)
+        yield breakers
         for name, text, label, counts in (
             ("late_events", "Events that came after their request had moved on.", "event", levels.late_events()),
             ("http_refusals", "Requests refused below the front door's routes.", "reason", levels.http_refusals()),
+            ("hints", "Hints for requests to come, by what became of them.", "outcome", levels.hints()),
         ):
             family = CounterMetricFamily(f"tidegate_ingress_{name}", text, labels=[label])
             for key, value in counts.items():

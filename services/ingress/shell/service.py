@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -15,16 +16,21 @@ from bus.rows import RowCollector, RowPublisher
 from bus.tasks import Tasks
 from schemas.base import BadMessageError, from_json
 from schemas.worker import WorkerState
+from services.ingress.breaker import BreakerRules
 from services.ingress.config import IngressSettings
 from services.ingress.core import IngressCore, IngressRules
-from services.ingress.events import StopAsked, Stopped, Tick, WorkerHeard
+from services.ingress.events import HintHeard, StopAsked, Stopped, Tick, WorkerHeard
+from services.ingress.recognising import RecognitionRules
 from services.ingress.shell.attempt import Splices
+from services.ingress.shell.capture import Capture
 from services.ingress.shell.counting import PromptCounter
 from services.ingress.shell.dispatcher import Dispatcher
 from services.ingress.shell.forwarding import ForwardList
 from services.ingress.shell.front import FrontDoor
+from services.ingress.shell.keys import Access, salt_secret
 from services.ingress.shell.metrics import IngressMetrics, Levels, LevelsCollector
 from services.ingress.shell.serving import Tools
+from services.ingress.turn_state import TurnStates
 from web.client import HttpClient, Timeouts
 from web.server import HttpServer, ServerLimits
 
@@ -33,6 +39,14 @@ log = EventLog(__name__)
 TICK_S = 1.0
 BUS_ANSWERS_S = 0.75
 """A bus that needs longer for a round trip is taken for away: together with a tick well below `worker_lost_s`."""
+
+
+async def _turn_secret(settings: IngressSettings) -> bytes:
+    """What turn states are signed with: the front doors' common secret, or one of this process. Raises
+    `SettingsError`."""
+    if settings.cache_salt_secret or settings.cache_salt_secret_file:
+        return await asyncio.to_thread(salt_secret, settings)
+    return secrets.token_bytes(32)
 
 
 class IngressService:
@@ -51,10 +65,23 @@ class IngressService:
                 max_in_flight=settings.max_in_flight,
                 fallback=settings.fallback,
                 retry=settings.retry,
+                held_comment_s=settings.held_comment_s,
+                recognition=RecognitionRules(on=settings.recognise_sessions, least=settings.recognise_confidence),
+                session_id=settings.splice_session_id is None,
+                continuum=settings.splice_continuum,
+                kv_hints=settings.splice_kv_hints,
+                trace_fine_tokens=settings.trace_fine_tokens,
+                breaker=BreakerRules(
+                    failures=settings.breaker_failures,
+                    open_s=settings.breaker_open_s,
+                    longest_s=settings.breaker_longest_s,
+                ),
             ),
         )
         self._client = HttpClient()
         self._counter = PromptCounter(settings, self._client, self._worker_url)
+        self._access = Access(settings, self._metrics)
+        self._capture = Capture(settings, registry) if settings.capture != "off" else None
         self._levels: LevelsCollector | None = None
         self._server: HttpServer
         self._dispatcher: Dispatcher
@@ -79,6 +106,11 @@ class IngressService:
         return len(self._core.workers)
 
     @property
+    def hints_waiting(self) -> int:
+        """Sessions, each at a worker, whose hints wait for a turn."""
+        return len(self._core.fields.waiting)
+
+    @property
     def open_connections(self) -> int:
         """Of clients."""
         return self._server.open_connections
@@ -88,15 +120,21 @@ class IngressService:
         return self._counter.cache_tokens()
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
-        """Raises `SettingsError` for a tokenizer that cannot be read and an address that is taken."""
+        """Raises `SettingsError` for a tokenizer or a secret that cannot be read, a directory that cannot be written
+        and an address that is taken."""
         settings = self._settings
-        await self._counter.load()
+        await self._access.start(tasks)
+        await self._counter.load(self._access.engine_api_key)
+        if self._capture is not None:
+            await self._capture.start(tasks)
         self._bus = bus
         self._rows = RowPublisher(bus, tasks, window=settings.row_window)
-        self._dispatcher = Dispatcher(self._core, bus, self._rows, self._metrics)
-        self._server = self._make_server(bus)
+        self._dispatcher = Dispatcher(self._core, bus, self._rows, self._metrics, self._capture)
+        self._server = self._make_server(bus, TurnStates(await _turn_secret(settings), settings.turn_state_s))
         self._register()
         await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._on_worker_state)
+        if settings.splice_kv_hints:
+            await bus.subscribe(f"{subjects.ROOT}.hint.*", self._on_hint)
         try:
             await self._server.start(settings.host, settings.port)
         except OSError as error:
@@ -107,10 +145,11 @@ class IngressService:
             log.warning(
                 "exposed_without_credentials",
                 host=settings.host,
-                advice="whoever reaches this address can use the engines; bind to 127.0.0.1 or put a proxy before it",
+                advice="whoever reaches this address can use the engines; set keys_file (`tidegate keys add`), bind to "
+                "127.0.0.1 or put a proxy before it",
             )
 
-    def _make_server(self, bus: Bus) -> HttpServer:
+    def _make_server(self, bus: Bus, turn_states: TurnStates) -> HttpServer:
         settings = self._settings
         tools = Tools(
             settings=settings,
@@ -119,9 +158,17 @@ class IngressService:
             counter=self._counter,
             dispatcher=self._dispatcher,
             metrics=self._metrics,
-            forward_list=ForwardList(settings.forward_headers),
+            forward_list=ForwardList(
+                settings.forward_headers,
+                keep_credentials=self._access.on,
+                engine_api_key=self._access.engine_api_key,
+            ),
+            turn_states=turn_states,
+            capture=self._capture,
             splices=Splices(
-                usage=settings.splice_usage, priority=settings.splice_priority, session_id=settings.splice_session_id
+                usage=settings.splice_usage,
+                priority=settings.splice_priority,
+                session_id=bool(settings.splice_session_id),
             ),
             timeouts=Timeouts(
                 connect_s=settings.connect_timeout_s,
@@ -130,7 +177,7 @@ class IngressService:
                 total_s=settings.total_timeout_s,
             ),
         )
-        front = FrontDoor(settings, tools, self._core, self._metrics, self._registry, self.not_ready)
+        front = FrontDoor(settings, tools, self._core, self._access, self._metrics, self._registry, self.not_ready)
         limits = ServerLimits(
             header_bytes=settings.header_bytes,
             body_bytes=settings.body_bytes,
@@ -152,6 +199,10 @@ class IngressService:
                 cache_tokens=self._counter.cache_tokens,
                 late_events=lambda: self._core.late_events,
                 http_refusals=lambda: self._server.refusals,
+                hints=lambda: self._core.fields.waiting.counts,
+                hints_waiting=lambda: self.hints_waiting,
+                breakers=lambda: self._core.breaker.states(time.time()),
+                breaker_trips=lambda: self._core.breaker.trips,
             )
         )
         self._row_levels = RowCollector(self._rows)
@@ -159,9 +210,11 @@ class IngressService:
         self._registry.register(self._row_levels)
 
     def not_ready(self) -> str | None:
-        """Ready once some worker can take requests (spec: user-cases B7)."""
+        """Ready once some worker can take requests (spec: user-cases B7), and somebody can be let in."""
         if self._core.stopping:
             return "stopping"
+        if (closed := self._access.not_ready()) is not None:
+            return closed
         return None if self._core.workers.models(time.time()) else "no_worker"
 
     async def stop(self, timeout_s: float) -> None:
@@ -177,6 +230,8 @@ class IngressService:
         await self._server.close(drain_s=min(0.5, reserve_s / 3))
         await self._client.close()
         self._counter.close()
+        if self._capture is not None:
+            await self._capture.stop(max(0.5, min(reserve_s / 3, deadline - time.monotonic() - 0.5)))
         await self._rows.drain(max(0.1, deadline - time.monotonic() - 0.2))
         try:
             await self._bus.flush(timeout_s=1.0)
@@ -188,6 +243,8 @@ class IngressService:
 
     async def _abandon(self) -> None:
         """Stop what never started (a tokenizer could not be read)."""
+        if self._capture is not None:
+            await self._capture.stop(1.0)
         await self._client.close()
         self._counter.close()
         self._metrics.unregister()
@@ -217,6 +274,9 @@ class IngressService:
             log.warning("bad_message", subject=message.subject, reason=error.reason, detail=str(error))
             return
         self._dispatcher.deliver(WorkerHeard(state=state))
+
+    def _on_hint(self, message: BusMessage) -> None:
+        self._dispatcher.deliver(HintHeard(payload=message.payload))
 
     def _worker_url(self, model: str) -> str | None:
         """Some engine of this model, for its ``/tokenize``."""

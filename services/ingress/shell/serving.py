@@ -7,24 +7,31 @@ going; what follows from it is the core's next effect.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast, get_args
 
+import msgspec
+
 from bus.interface import Bus
 from bus.log import EventLog
+from schemas.request import Usage
+from schemas.trace import TraceRow
 from services.ingress.answers import AnswerFacts
 from services.ingress.config import IngressSettings
 from services.ingress.effects import (
     Answer,
     AskAdmission,
+    AskIndexer,
     BreakOff,
     CancelAdmission,
     CloseUpstream,
     CountPrompt,
     Effect,
     Forward,
+    HeldComment,
     Relay,
 )
 from services.ingress.errors import EventTooLargeError
@@ -40,20 +47,31 @@ from services.ingress.events import (
     RequestFailed,
     RequestReceived,
 )
-from services.ingress.shell.asking import NoDecisionError, ask
-from services.ingress.shell.attempt import Attempt, Splices, spliced_body
+from services.ingress.requests import API_NOT_SERVED
+from services.ingress.shell.asking import NoDecisionError, ask, ask_indexer
+from services.ingress.shell.attempt import SSE, Attempt, Splices, spliced_body
+from services.ingress.shell.capture import Capture
 from services.ingress.shell.counting import PromptCounter
 from services.ingress.shell.dispatcher import Dispatcher
 from services.ingress.shell.forwarding import ForwardList
 from services.ingress.shell.metrics import IngressMetrics
+from services.ingress.turn_state import HEADER, TURN_STATE_FAMILY, TurnStates, foreign
 from web.client import HttpClient, Timeouts
 from web.errors import WebError
+from web.headers import Headers
 from web.server import Request, Responder
 
 log = EventLog(__name__)
 
+STREAM_HEAD = (
+    (b"content-type", SSE + b"; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+"""Of a stream that begins with a comment. The last one is for nginx, which would keep comments back."""
+
 _FAILURES: frozenset[str] = frozenset(get_args(AnswerFailure))
-Step = CountPrompt | AskAdmission | Forward
+Step = CountPrompt | AskIndexer | AskAdmission | Forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +87,13 @@ class Tools:
     forward_list: ForwardList
     splices: Splices
     timeouts: Timeouts
+    turn_states: TurnStates
+    capture: Capture | None = None
 
 
 class RequestServing:
-    """Serves one request; `run` returns when it is over and everything it opened is closed."""
+    """Serves one request; `run` returns when it is over and everything it opened is closed. ``tokens``: what it took,
+    once it is over; ``None`` of one that was not accepted."""
 
     def __init__(self, tools: Tools, received: RequestReceived, request: Request, responder: Responder) -> None:
         self._tools = tools
@@ -86,6 +107,9 @@ class RequestServing:
         self._relaying = False
         self._told_chunks = 0
         self._answered: str | None = None
+        self.tokens: int | None = None
+        captured = tools.capture is not None and not received.request.passed
+        self._kept = tools.capture.begin(received, request.headers) if tools.capture and captured else None
 
     async def run(self) -> None:
         """Raises nothing: a bug is logged, counted by the core, and answered."""
@@ -108,6 +132,8 @@ class RequestServing:
             if self._attempt is not None:
                 self._attempt.close()
             dispatcher.leave(self._id)
+            if self._tools.capture is not None:
+                self._tools.capture.forget(self._id)
 
     async def _do(self, step: Step, gone: asyncio.Task[bool]) -> None:
         self._step = asyncio.get_running_loop().create_task(self._perform(step))
@@ -124,10 +150,12 @@ class RequestServing:
 
     def take(self, effect: Effect) -> None:
         """One effect of the core about this request."""
-        if isinstance(effect, CountPrompt | AskAdmission | Forward):
+        if isinstance(effect, Step):
             self._steps.append(effect)
         elif isinstance(effect, Relay):
             self._relaying = True
+        elif isinstance(effect, HeldComment):
+            self._comment(effect.text)
         elif isinstance(effect, CancelAdmission):
             if self._step is not None and self._step is not asyncio.current_task():
                 self._step.cancel()
@@ -135,9 +163,28 @@ class RequestServing:
             self._close_attempt(effect.attempt)
         elif isinstance(effect, Answer):
             self._answered = effect.reply.reason
-            self._responder.send(effect.reply.status, list(effect.reply.headers), effect.reply.body)
+            headers = [*effect.reply.headers, (b"x-request-id", self._id.encode("ascii"))]
+            self._responder.send(effect.reply.status, headers, effect.reply.body)
         elif isinstance(effect, BreakOff):
             self._responder.break_off(effect.event)
+
+    def _comment(self, text: bytes) -> None:
+        """To a client that reads; the head of its stream first."""
+        responder = self._responder
+        if responder.finished or responder.gone.is_set():
+            return
+        if not responder.started:
+            responder.start(200, [*STREAM_HEAD, (b"x-request-id", self._id.encode("ascii"))])
+        if not responder.congested:
+            responder.write(text)
+            self._tools.metrics.held_comments.inc()
+
+    def ended(self, row: TraceRow) -> None:
+        """Keep what it took: ``tokens`` of its prompt and its answer, as its row has them; none of one that no engine
+        began to answer."""
+        if row.request is not None:
+            began = row.request.ttft_ms is not None
+            self.tokens = (row.request.input_tokens or 0) + (row.request.output_tokens or 0) if began else 0
 
     def progress(self) -> None:
         """Tell the core how far the stream is, when it has moved."""
@@ -167,6 +214,13 @@ class RequestServing:
             if counted.text is not None:
                 self._tools.metrics.text_chains.inc()
             self._tools.dispatcher.deliver(counted)
+        elif isinstance(step, AskIndexer):
+            recognised = await ask_indexer(
+                self._tools.bus, step, deadline_s=self._tools.settings.recognise_deadline_ms / 1000
+            )
+            reply = recognised.reply
+            self._tools.metrics.recognised.labels(recognised.failure or (reply.relation if reply else "")).inc()
+            self._tools.dispatcher.deliver(recognised)
         elif isinstance(step, AskAdmission):
             await self._ask(step)
         else:
@@ -185,20 +239,30 @@ class RequestServing:
     async def _forward(self, step: Forward) -> None:
         tools = self._tools
         request = self._received.request
-        session_id = self._received.resolved.identity.session_id
-        body, asked_usage = spliced_body(request, tools.splices, priority=step.priority, session_id=session_id)
-        headers = tools.forward_list.upstream(self._request.headers, self._id)
+        body, asked_usage = spliced_body(request, tools.splices, step)
+        headers = foreign(tools.forward_list.upstream(self._request.headers, self._id))
         headers.append((b"accept-encoding", b"identity"))
         if step.ranks > 1:
             headers.append((b"x-data-parallel-rank", b"%d" % step.rank))
         attempt = self._attempt = Attempt(
-            step, request.endpoint, event_limit=tools.settings.event_bytes, strip_usage=asked_usage
+            step,
+            request.endpoint,
+            event_limit=tools.settings.event_bytes,
+            strip_usage=asked_usage,
+            token_ids=request.token_ids,
+            kept=self._kept.answer if self._kept is not None else None,
+            more_headers=self._turn_state(step),
         )
         self._relaying = False
         self._told_chunks = 0
         try:
-            status = await attempt.open(tools.client, self._url(step), headers, body, tools.timeouts)
-            tools.dispatcher.deliver(FirstByte(request_id=self._id, attempt=step.attempt, status=status))
+            status = await attempt.open(tools.client, self._url(step), headers, body, tools.timeouts, request.method)
+            if await attempt.lacks_api():
+                await self._without_api(step, status)
+                return
+            tools.dispatcher.deliver(
+                FirstByte(request_id=self._id, attempt=step.attempt, status=status, is_stream=attempt.is_stream)
+            )
             if not self._relaying:
                 return
             await attempt.relay(self._responder, self._id)
@@ -213,6 +277,39 @@ class RequestServing:
         assert facts is not None
         tools.dispatcher.deliver(AnswerEnded(request_id=self._id, attempt=step.attempt, answer=facts))
         self._responder.finish()
+
+    def _turn_state(self, step: Forward) -> Headers:
+        """What a client that sends turn states back is given."""
+        states, identity = self._tools.turn_states, self._received.resolved.identity
+        if not states.on or identity.key.family != TURN_STATE_FAMILY or identity.weak:
+            return []
+        return [(HEADER.encode(), states.make(step.worker, identity.key.text(), time.time()))]
+
+    async def _without_api(self, step: Forward, status: int) -> None:
+        """The engine has no such API. Tokens we may have counted ourselves; all else is the engine's to answer."""
+        deliver = self._tools.dispatcher.deliver
+        counted = await self._count_here() if self._received.request.endpoint == "count_tokens" else None
+        if counted is None:
+            detail = f"Engine {step.worker} does not serve {self._request.path}: it answered with status {status}."
+            failed = AnswerFailed(request_id=self._id, attempt=step.attempt, reason=API_NOT_SERVED, detail=detail)
+            deliver(failed)
+            return
+        deliver(FirstByte(request_id=self._id, attempt=step.attempt, status=200, is_stream=False))
+        if not self._relaying:
+            return
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", self._id.encode("ascii"))]
+        body = msgspec.json.encode({"input_tokens": counted})
+        if self._kept is not None and self._kept.answer is not None:
+            self._kept.answer.add(body)
+        self._responder.send(200, headers, body)
+        usage = Usage(input_tokens=counted, output_tokens=0, estimated=True)
+        deliver(AnswerEnded(request_id=self._id, attempt=step.attempt, answer=AnswerFacts(usage=usage, complete=True)))
+
+    async def _count_here(self) -> int | None:
+        """Tokens of the prompt by our own tokenizer; ``None`` where there is none for it."""
+        counted = await self._tools.counter.count(CountPrompt(self._id, self._received.request, 0))
+        self._tools.metrics.tokens.labels(counted.skipped or counted.tokens_from).inc()
+        return None if counted.tokens is None else len(counted.tokens)
 
     def _url(self, step: Forward) -> str:
         query = f"?{self._request.query}" if self._request.query else ""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Skipped = Literal["queue_full", "timeout", "failed", "off", "unscored", "no_tokenizer", "too_large"]
+Skipped = Literal["queue_full", "timeout", "failed", "off", "unscored", "no_tokenizer", "too_large", "media"]
 
 
 class SkippedError(Exception):

@@ -1,182 +1,97 @@
-"""The file sink on disk: recovery at opening, appending members, syncing, one writer per prefix."""
+"""The sink ``file``: rolled segments in a directory, each row in its envelope."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import threading
-from collections import deque
-from dataclasses import dataclass
+import asyncio
+import time
 from pathlib import Path
 
-from services.recorder import segment
-from services.recorder.config import Fsync
-from services.recorder.errors import SegmentError, SinkError, SinkTakenError
-from services.recorder.recent import fingerprint
+from bus.errors import SettingsError
+from bus.log import EventLog
+from segments.errors import BadLineError, PrefixTakenError, SegmentsError, WriteError
+from segments.format import unwrap, wrap
+from segments.rules import Retention, Rolling
+from segments.writer import SegmentWriter
+from services.recorder.config import RecorderSettings
+from services.recorder.errors import SinkError
+from services.recorder.rows import fingerprint
+from services.recorder.shell import metrics
+from services.recorder.shell.sink import Batch, Written
 
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What was found at opening: the next free index, the newest rows' fingerprints (oldest first), bytes cut off."""
-
-    next_segment: int
-    fingerprints: tuple[bytes, ...]
-    torn_bytes: int
+log = EventLog(__name__)
 
 
 class FileSink:
-    """Segments of one prefix in one directory. Blocking: the caller runs it in a thread; `close` waits for an `append`
-    that is under way, and a closed sink takes nothing.
+    """See `services.recorder.shell.sink.Sink`. The envelope's time counts from `open`."""
 
-    Raises `SinkTakenError` and `SinkError` from `open`, `SinkError` from `append` and `close`.
-    """
+    name = "file"
 
-    def __init__(self, directory: Path, prefix: str, fsync: Fsync) -> None:
-        self._directory = directory
-        self._prefix = prefix
-        self._fsync = fsync
-        self._lock = -1
-        self._file = -1
-        self._open_segment = -1
-        self._end = 0
-        self._busy = threading.Lock()
-        self._opened = False
+    def __init__(self, settings: RecorderSettings) -> None:
+        self._settings = settings
+        self._writer = SegmentWriter(
+            Path(settings.directory),
+            settings.prefix,
+            Rolling(settings.roll_bytes, settings.roll_lines, settings.roll_age_s),
+            Retention(settings.keep_segments, settings.keep_bytes, settings.keep_age_s),
+            settings.fsync,
+        )
+        self._opened_s = time.time()
+        self._batch: Batch | None = None
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._removed = self._remove_failures = 0
 
-    def open(self, window: int) -> Recovered:
-        """Take the prefix, cut a torn tail off the newest segment, and read back up to ``window`` rows."""
+    async def open(self) -> tuple[bytes, ...]:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
-            recovered = self._recover(window)
-        except OSError as error:
-            raise SinkError(f"cannot open {self._directory}: {error}") from error
-        self._opened = True
-        return recovered
+            found = await asyncio.to_thread(self._writer.open, self._settings.recent_rows, _key)
+        except SegmentsError as error:
+            raise SettingsError("prefix" if isinstance(error, PrefixTakenError) else "directory", str(error)) from error
+        self._opened_s = time.time()
+        metrics.TORN_BYTES.inc(found.torn_bytes)
+        if found.torn_bytes:
+            log.warning("torn_member_cut", bytes=found.torn_bytes, directory=self._settings.directory)
+        for index in found.damaged:
+            log.warning("segment_damaged", segment=index, directory=self._settings.directory)
+        return found.keys
 
-    def append(self, index: int, lines: bytes) -> int:
-        """Write ``lines`` as one member of segment ``index``; returns its compressed bytes. All or nothing."""
-        data = segment.member(lines)
-        with self._busy:
-            try:
-                if not self._opened:
-                    raise SinkError(f"{self._directory} is closed")
-                self._use(index)
-                self._write(data)
-            except OSError as error:
-                raise SinkError(f"cannot write {self._path(index)}: {error}") from error
-        return len(data)
-
-    def close(self) -> None:
-        """Sync and close the segment, let the prefix go."""
-        with self._busy:
-            self._opened = False
-            try:
-                self._close_file()
-            except OSError as error:
-                raise SinkError(f"cannot close a segment in {self._directory}: {error}") from error
-            finally:
-                self._release_lock()
-
-    def _path(self, index: int) -> Path:
-        return self._directory / segment.segment_name(self._prefix, index)
-
-    def _take_lock(self) -> None:
-        path = self._directory / f".{self._prefix}.lock"
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    async def write(self, batch: Batch) -> Written:
+        """A batch that is given again goes on where it failed: what is in a segment already is not written twice."""
+        if batch is not self._batch:
+            self._batch, self._bytes = batch, 0
+            since = self._opened_s
+            self._lines = [
+                wrap(row, max(0, round((at - since) * 1000)))
+                for row, at in zip(batch.rows, batch.received_s, strict=True)
+            ]
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._release_lock()
-            raise SinkTakenError(f"another recorder writes {self._prefix!r} in {self._directory}") from error
-
-    def _release_lock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def _use(self, index: int) -> None:
-        """Segment ``index`` is open and has a name: somebody may have removed it, and rows must not go nowhere."""
-        if index == self._open_segment and os.fstat(self._file).st_nlink:
-            return
-        self._close_file()
-        if not self._directory.exists():
-            self._directory.mkdir(parents=True)
-            self._release_lock()  # that of the removed directory
-        if self._lock < 0:
-            self._take_lock()
-        self._open_file(index)
-
-    def _write(self, data: bytes) -> None:
-        """All of ``data`` after the last whole member, or nothing."""
-        if os.fstat(self._file).st_size != self._end:
-            os.ftruncate(self._file, self._end)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
-            if self._fsync == "member":
-                os.fsync(self._file)
-        except OSError:
-            with contextlib.suppress(OSError):  # then the next try begins with it
-                os.ftruncate(self._file, self._end)
-            raise
-        self._end += len(data)
-
-    def _open_file(self, index: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self._path(index), flags, 0o644)
-        self._open_segment = index
-        self._end = os.fstat(self._file).st_size
-        if self._fsync != "never":
-            directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-
-    def _close_file(self) -> None:
-        if self._file < 0:
-            return
-        file, self._file, self._open_segment = self._file, -1, -1
-        try:
-            if self._fsync != "never":
-                os.fsync(file)
+            while self._lines:
+                appended = await asyncio.to_thread(self._writer.append, self._lines, time.time())
+                del self._lines[: appended.lines]
+                self._bytes += appended.bytes
+                metrics.MEMBERS.inc()
+                metrics.SEGMENT.set(appended.segment)
+        except SegmentsError as error:
+            raise SinkError(str(error)) from error
         finally:
-            os.close(file)
+            self._tell_removed()
+        self._batch = None
+        return Written(bytes=self._bytes)
 
-    def _recover(self, window: int) -> Recovered:
-        indices = segment.segment_indices(self._prefix, os.listdir(self._directory))
-        newest_first: list[bytes] = []
-        torn_bytes = 0
-        for index in reversed(indices):
-            data = self._path(index).read_bytes()
-            end = 0
-            rows: deque[bytes] = deque(maxlen=max(0, window - len(newest_first)))
-            for member in segment.members(data):
-                end = member.end
-                rows.extend(_fingerprints(member.lines))
-            if index == indices[-1] and end < len(data):
-                torn_bytes = len(data) - end
-                self._cut(index, end)
-            newest_first.extend(reversed(rows))
-            if len(newest_first) >= window:
-                break
-        next_segment = indices[-1] + 1 if indices else 0
-        return Recovered(next_segment=next_segment, fingerprints=tuple(reversed(newest_first)), torn_bytes=torn_bytes)
-
-    def _cut(self, index: int, end: int) -> None:
-        if end == 0:
-            self._path(index).unlink()
-        else:
-            os.truncate(self._path(index), end)
-
-
-def _fingerprints(lines: tuple[bytes, ...]) -> list[bytes]:
-    keys = []
-    for line in lines:
+    async def close(self) -> None:
         try:
-            keys.append(fingerprint(segment.unwrap(line)))
-        except SegmentError:
-            continue  # a foreign line in our file: it is no row that could come again
-    return keys
+            await asyncio.to_thread(self._writer.close)
+        except WriteError as error:
+            raise SinkError(str(error)) from error
+
+    def _tell_removed(self) -> None:
+        writer = self._writer
+        metrics.REMOVED.inc(writer.removed - self._removed)
+        metrics.FAILED_REMOVALS.inc(writer.remove_failures - self._remove_failures)
+        self._removed, self._remove_failures = writer.removed, writer.remove_failures
+
+
+def _key(line: bytes) -> bytes | None:
+    try:
+        return fingerprint(unwrap(line))
+    except BadLineError:
+        return None  # a foreign line in our file: it is no row that could come again

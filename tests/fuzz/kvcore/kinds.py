@@ -30,6 +30,7 @@ from kvcore.stream import (
 from tests.fuzz.kvcore.compare import Pair, exact_match, hold, outcome, read_batch, read_match, same
 from tests.fuzz.kvcore.damage import PAYLOADS, damaged_bytes, damaged_dump, damaged_payload
 from tests.fuzz.kvcore.engines import Engine, Forest
+from tests.fuzz.kvcore.pools import pool_bounds, pool_files, pool_history, pool_keys, pool_messages
 from tests.unit.kvcore.twins import PYTHON, Twin
 
 RANKS = (("a", 0), ("a", 1), ("b", 0), ("c", 7))
@@ -308,9 +309,14 @@ def captured(rng: Random, twin: Twin) -> None:
 
 
 KINDS: dict[str, Callable[[Random, Twin], None]] = {
-    kind.__name__: kind for kind in (decode, hashes, history, bounds, dumps, stream, captured)
+    kind.__name__: kind
+    for kind in (
+        *(decode, hashes, history, bounds, dumps, stream, captured),
+        *(pool_keys, pool_messages, pool_history, pool_bounds, pool_files),
+    )
 }
 WEIGHTS = {"decode": 40, "hashes": 10, "history": 10, "bounds": 3, "dumps": 8, "stream": 3, "captured": 4}
+WEIGHTS |= {"pool_keys": 20, "pool_messages": 10, "pool_history": 5, "pool_bounds": 3, "pool_files": 5}
 """How often each kind is drawn: the cheap ones more often."""
 
 

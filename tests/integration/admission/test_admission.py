@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import statistics
 import time
 import urllib.request
 from collections import Counter
@@ -18,14 +17,14 @@ import pytest
 
 from bus import subjects
 from bus.errors import BusTimeoutError
-from bus.interface import BusMessage, Endpoint
+from bus.interface import Endpoint
 from bus.nats import NatsBus, connect
 from schemas.admit import Granted, Held, Refused
-from schemas.base import from_json, to_json
-from schemas.policy import RouteAnswer, RouteQuestion
+from schemas.base import from_json
 from schemas.trace import TraceRow
 from tests.integration.admission.world import MODEL, World
 from tests.support.nats import NatsServer
+from tests.support.pace import Stopwatch
 from tests.support.processes import HelperProcess, eventually, python_process, settings_arguments
 
 Start = Callable[..., AbstractAsyncContextManager[HelperProcess]]
@@ -70,6 +69,12 @@ def page(process: HelperProcess, path: str) -> str:
     return text
 
 
+def cpu_s(process: HelperProcess) -> float:
+    """CPU time that the process has had so far, in seconds, as it says itself."""
+    lines = [line for line in page(process, "/metrics").splitlines() if line.startswith("process_cpu_seconds_total ")]
+    return float(lines[0].split()[1])
+
+
 async def test_an_ask_over_the_bus_is_granted_and_everybody_sees_the_decision(start: Start, world: World) -> None:
     """Grant, decision with candidates, session facts at begin, end and close; the index was asked with the chain."""
     async with start() as process:
@@ -85,16 +90,16 @@ async def test_an_ask_over_the_bus_is_granted_and_everybody_sees_the_decision(st
         again = await world.ask(request)
         assert again == answer
         world.end(request, "w2")
-        await eventually(lambda: [fact.state for fact in world.sessions] == ["opened", "acting"])
+        await eventually(lambda: [fact.state for fact in world.sessions if fact.lease is None] == ["opened", "acting"])
         final = world.request("r2", "s1", kind="final")
         second = await world.grant(final)
         world.end(final, second.grant.worker)
-        await eventually(lambda: [fact.state for fact in world.sessions][-1] == "closed")
+        await eventually(lambda: [fact.state for fact in world.sessions if fact.lease is None][-1] == "closed")
         assert len(world.decisions) == 2
         text = page(process, "/metrics")
         assert 'tidegate_grants_total{mode="policy"} 2.0' in text
         assert "tidegate_admission_wait_seconds_count 2.0" in text
-        stats = await world.bus.request("$SRV.STATS.tidegate-admission", b"", timeout_s=2)
+        stats = await world.bus.request("$SRV.STATS.tidegate-admission", b"", timeout_s=30)
         endpoints = {each["name"]: each for each in json.loads(stats.payload)["endpoints"]}
         assert endpoints["admit"]["num_requests"] == 3
 
@@ -108,7 +113,7 @@ async def test_held_replies_keep_coming_until_a_place_is_free(start: Start, worl
         held: list[Held] = []
         second = world.request("r2", "s2")
         world.accept(second)
-        asking = asyncio.create_task(world.ask(second, idle_s=1.0, held=held))
+        asking = asyncio.create_task(world.ask(second, idle_s=10.0, held=held))
         await eventually(lambda: len(held) >= 3)
         assert {(each.reason, each.place) for each in held} == {("at_limit", 1)}
         world.end(first, "w1")
@@ -146,7 +151,7 @@ async def test_unknown_model_and_no_worker_are_refused_with_their_status(start: 
             reply = await world.ask(world.request(f"r{time.monotonic_ns()}", "s2"))
             return reply if isinstance(reply, Refused) else None
 
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         answer = await refused()
         while answer is None and time.monotonic() < deadline:
             answer = await refused()
@@ -157,7 +162,7 @@ async def test_unknown_model_and_no_worker_are_refused_with_their_status(start: 
 async def test_a_burst_of_a_hundred_asks_spreads_over_the_workers(start: Start, world: World) -> None:
     """D1: 100 simultaneous asks over the bus, no scrape at all: each of four workers gets a quarter."""
     world.workers = ["w1", "w2", "w3", "w4"]
-    async with start():
+    async with start(policy="kv"):
         await world.grant(world.request("first", "first", tokens=0))
         world.end(world.request("first", "first"), "w1")
         answers = await asyncio.gather(
@@ -169,22 +174,20 @@ async def test_a_burst_of_a_hundred_asks_spreads_over_the_workers(start: Start, 
 
 
 async def test_decisions_are_quick(start: Start, world: World) -> None:
-    """The median of 300 asks one after the other, index included, stays in the low milliseconds on a busy machine."""
-    async with start():
+    """300 asks one after the other, index included, take admission a few milliseconds of CPU each, whatever else the
+    machine does."""
+    async with start() as process:
         await world.grant(world.request("first", "first"))
-        took: list[float] = []
+        before = await asyncio.to_thread(cpu_s, process)
         for number in range(300):
             request = world.request(f"r{number}", f"s{number % 10}", tokens=2048)
-            began = time.perf_counter()
             reply = await world.ask(request)
-            took.append(time.perf_counter() - began)
             assert isinstance(reply, Granted)
             world.end(request, reply.grant.worker)
         await eventually(lambda: len(world.decisions) == 301)
-        decide_ms = statistics.median(decision.decide_us for decision in world.decisions) / 1e3
-        print(f"index asked to grant, ms: p50 {decide_ms:.2f}")
-        print(f"ask to grant, ms: p50 {statistics.median(took) * 1e3:.2f}, p99 {sorted(took)[-3] * 1e3:.2f}")
-        assert statistics.median(took) < 0.01
+        each_ms = (await asyncio.to_thread(cpu_s, process) - before) / 300 * 1e3
+        print(f"CPU a turn, ms: {each_ms:.2f}")
+        assert each_ms < 10
 
 
 async def test_a_restarted_leader_is_back_within_two_seconds_with_the_same_books(start: Start, world: World) -> None:
@@ -195,12 +198,12 @@ async def test_a_restarted_leader_is_back_within_two_seconds_with_the_same_books
         granted = await world.grant(first)
         await process.kill()
     async with start(label="after", max_grants_per_rank=1) as process:
-        began = time.monotonic()
+        since = Stopwatch()
         world.accept(second)
         held: list[Held] = []
         asking = asyncio.create_task(world.ask(second, idle_s=2.0, held=held))
-        await eventually(lambda: any(each.reason == "at_limit" for each in held), timeout_s=5)
-        assert time.monotonic() - began < 2.0
+        await eventually(lambda: any(each.reason == "at_limit" for each in held), timeout_s=30)
+        await since.within(2.0)
         again = await world.ask(first)
         assert isinstance(again, Granted)
         assert again.grant.grant_id == granted.grant.grant_id
@@ -211,25 +214,24 @@ async def test_a_restarted_leader_is_back_within_two_seconds_with_the_same_books
 
 async def test_a_standby_takes_over_within_two_seconds_of_a_killed_leader(start: Start, world: World) -> None:
     """kill -9 of the leader: the standby answers in its place with the same grant and a higher epoch; never both."""
-    async with start("admission-1") as leader:
+    async with start("admission-1", worker_lost_s=30.0) as leader:
         first = world.request("r1", "s1")
         granted = await world.grant(first)
-        async with start("admission-2", leads=False):
+        async with start("admission-2", leads=False, worker_lost_s=30.0):
             both = await world.ask(world.request("r2", "s2"))
             assert both.epoch == granted.epoch
-            killed = time.monotonic()
+            since = Stopwatch()
             await leader.kill()
             again: object = None
             while again is None:
                 with contextlib.suppress(BusTimeoutError):
                     again = await world.ask(first, idle_s=0.1)
-                took = time.monotonic() - killed
-                assert took < 5
-            print(f"killed leader to the standby's answer: {took:.2f} s")
+                assert since.took_s < 30
+            print(f"killed leader to the standby's answer: {since.took_s:.2f} s")
+            await since.within(2.2)
             assert isinstance(again, Granted)
             assert (again.grant.grant_id, again.grant.worker) == (granted.grant.grant_id, granted.grant.worker)
             assert again.epoch > granted.epoch
-            assert took <= 2.2
 
 
 async def test_a_leader_that_slept_through_its_lease_says_nothing_more(start: Start, world: World) -> None:
@@ -263,10 +265,10 @@ async def test_a_clean_stop_hands_the_lead_over_at_once(start: Start, world: Wor
     async with start("admission-1") as leader:
         await world.grant(world.request("r1", "s1"))
         async with start("admission-2", leads=False) as standby:
-            began = time.monotonic()
+            since = Stopwatch()
             assert await leader.stop() == 0
             await standby.wait_said("leadership key=admission epoch=")
-            assert time.monotonic() - began < 1.5
+            await since.within(1.5)
             reply = await world.ask(world.request("r2", "s2"))
             assert isinstance(reply, Granted)
 
@@ -295,42 +297,10 @@ async def test_a_lost_ingress_leaves_exactly_one_end_and_one_row_per_request(sta
         }
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "worker", "mode", "counted"),
-    [
-        ("answers", "w1", "custom", "used"),
-        ("late", "w2", "policy", "late"),
-        ("absent", "w2", "policy", "absent"),
-        ("nonsense", "w2", "policy", "unusable"),
-    ],
-)
-async def test_a_route_policy_can_choose_and_can_do_no_harm(
-    start: Start, world: World, behaviour: str, worker: str, mode: str, counted: str
-) -> None:
-    """A policy that answers is followed; late, absent or with nonsense, the built-in choice stands."""
-
-    def answer(message: BusMessage) -> None:
-        question = from_json(message.payload, RouteQuestion)
-        assert question.candidates[question.choice].worker == "w2"
-        if behaviour == "answers":
-            world.bus.publish(message.reply, to_json(RouteAnswer(worker="w1")))
-        elif behaviour == "nonsense":
-            world.bus.publish(message.reply, b"\xff not json")
-
-    world.reach = {"w2": 3}
-    if behaviour != "absent":
-        endpoint = Endpoint("route", subjects.policy("route", "mine"), answer)
-        await world.bus.serve("policy-mine", "1.0.0", "a test's policy", [endpoint], {})
-    async with start(route_policy="mine", route_policy_deadline_ms=100) as process:
-        granted = await world.grant(world.request("r1", "s1"))
-        assert (granted.grant.worker, granted.mode) == (worker, mode)
-        assert f'tidegate_route_policy_questions_total{{outcome="{counted}"}} 1.0' in page(process, "/metrics")
-
-
 @pytest.mark.parametrize("index", ["absent", "late"])
 async def test_without_an_index_turns_run_and_say_blind(start: Start, nats_server: NatsServer, index: str) -> None:
     """Failure mode: the indexer is down or hangs: granted within the deadline, marked blind with the reason."""
-    bus = await connect(nats_server.url, name="test-blind", timeout_s=10)
+    bus = await connect(nats_server.url, name="test-blind", timeout_s=30)
     world = World(bus)
     await world.start(index=False)
     try:
@@ -338,9 +308,9 @@ async def test_without_an_index_turns_run_and_say_blind(start: Start, nats_serve
             await bus.serve("deaf", "1.0.0", "", [Endpoint("match", subjects.INDEX_MATCH, lambda _: None)], {})
         async with start():
             await world.grant(world.request("first", "first", chain=b""))
-            began = time.monotonic()
+            since = Stopwatch()
             granted = await world.grant(world.request("r1", "s1"))
-            assert time.monotonic() - began < 0.5
+            await since.within(0.5)
             assert (granted.index_health, granted.index_reason) == ("blind", f"index_{index}")
     finally:
         await world.stop()

@@ -28,7 +28,8 @@ async def test_a_line_that_may_begin_is_decided_in_many_turns(monkeypatch: pytes
     broker = MemoryBroker()
     bus, world = await broker.connect(name="admission"), await broker.connect(name="world")
     tasks = Tasks()
-    service = AdmissionService(AdmissionSettings(instance="admission-1", warmup_s=0.5), CollectorRegistry())
+    settings = AdmissionSettings(instance="admission-1", warmup_s=0.5, policy="kv")
+    service = AdmissionService(settings, CollectorRegistry())
     turns, decided_in, granted = 0, set[int](), list[str]()
     match = OwnIndex.match
 

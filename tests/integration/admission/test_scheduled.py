@@ -190,7 +190,8 @@ async def test_a_standby_knows_what_memory_is_taken_when_its_leader_dies(
             running = world.request("r1", "s1", tokens=9_000)
             granted = await world.grant(running)
             leader = first if metric(first, "tidegate_leader") else second
-            waiting = world.request("r2", "s2", tokens=9_000)
+            other = b"\x02" * 8 * (9_000 // 16)  # what prompts have in common is charged once
+            waiting = world.request("r2", "s2", tokens=9_000, chain=other)
             world.accept(waiting)
             await leader.kill()
             held: list[Held] = []
@@ -199,7 +200,7 @@ async def test_a_standby_knows_what_memory_is_taken_when_its_leader_dies(
             assert {each.reason for each in held} == {"policy"}
             assert granted.epoch not in {each.epoch for each in held}
             world.end(running, "w1")
-            answer = await asyncio.wait_for(asked, 10)
+            answer = await asyncio.wait_for(asked, 30)
             assert (answer.grant.worker, answer.hold_reason) == ("w1", "policy")
     finally:
         await world.stop()

@@ -40,6 +40,7 @@ class World:
         self.ends: list[RequestEnd] = []
         self.sessions: list[SessionFact] = []
         self.reach: dict[str, int] = {}
+        self.kv_tokens: dict[str, int] = {}
         self.asked_of_index: list[MatchRequest] = []
         self.ingress_speaks = True
         self._seq = 0
@@ -77,7 +78,8 @@ class World:
     def speak(self) -> None:
         """One heartbeat of everybody."""
         for name in self.workers:
-            profile = WorkerProfile(url=f"http://{name}", model=self.model, block_size=16, kv_tokens=16_000)
+            size = self.kv_tokens.get(name, 16_000)
+            profile = WorkerProfile(url=f"http://{name}", model=self.model, block_size=16, kv_tokens=size)
             state = WorkerState(
                 **self.stamp(f"bridge-{name}"), worker=name, incarnation="i1", health="ready", profile=profile
             )
@@ -130,7 +132,7 @@ class World:
         )
 
     async def ask(
-        self, request: AdmitRequest, *, idle_s: float = 2.0, deadline_s: float = 20.0, held: list[Held] | None = None
+        self, request: AdmitRequest, *, idle_s: float = 10.0, deadline_s: float = 20.0, held: list[Held] | None = None
     ) -> AdmitReply:
         """The final answer to one ask; ``held`` collects what came before it. Raises `BusTimeoutError`."""
         answers = self.bus.request_many(

@@ -21,7 +21,7 @@ def bench(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
     """The last line of a quick run, as JSON."""
     command = [sys.executable, "-m", "load.bench", name, "--json", "--quick", "--runs", "1", *arguments]
     done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=50
+        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=170
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -75,10 +75,42 @@ def test_hash_reports_both_twins_and_the_peer() -> None:
     assert result["mismatches"] == 0
 
 
+def test_pool_reports_both_layouts_and_twins() -> None:
+    """Applying, memory and what a match adds, of the worse layout without its name; every answer is right."""
+    result = bench("pool")
+    for key in ("objects_per_s", "bytes_per_object", "match_added_us", "match_added_ratio", "page_hash_us"):
+        assert result[key] > 0
+    for name in ("mha_tp2", "mla"):
+        assert result[f"{name}_objects_per_cpu_s"] >= result["objects_per_cpu_s"]
+        assert result[f"{name}_bytes_per_object"] <= result["bytes_per_object"]
+        for suffix in ("", "_half", "_miss", "_scattered"):
+            assert result[f"{name}_match_added{suffix}_p50_us"] > 0
+    assert result["mismatches"] == 0
+
+
+def test_traces_reports_both_ends_and_loses_no_row() -> None:
+    """What a row costs where it is made and where it is kept; every row of the stream is on the disk once."""
+    result = bench("traces")
+    for key in ("rows_per_s", "cpu_us_per_row", "bytes_per_row", "mb_per_s", "added_us_per_request"):
+        assert result[key] > 0
+    assert result["hashes"] == 64
+    assert result["bytes_per_row"] < result["raw_bytes_per_row"]
+    assert (result["lost"], result["doubled"]) == (0, 0)
+
+
+def test_capture_reports_both_processes_and_loses_nothing() -> None:
+    """What a captured request costs in its way, in the ingress and in the writer."""
+    result = bench("capture")
+    for key in ("begin_us", "end_us", "in_the_way_us", "added_us_per_request", "writer_us_per_request"):
+        assert result[key] > 0
+    assert 0 < result["bytes_per_request"] < result["raw_bytes_per_request"]
+    assert result["lost"] == 0
+
+
 def test_unknown_sizes_of_fleet_are_refused() -> None:
     """A clear message, not a traceback."""
     command = [sys.executable, "-m", "load.bench", "index", "--workers", "64,x"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 2
     assert "numbers with commas" in done.stderr
 

@@ -20,7 +20,7 @@ from services.indexer.config import IndexerSettings
 from services.indexer.shell.service import IndexerService
 from tests.integration.bridge.scripted_engine import ScriptedEngine
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Runnable(Protocol):

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tests.support.ports import free_ports
 from web.server import HttpServer, Request, Responder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "engine_streams"
@@ -178,7 +179,7 @@ class ScriptedEngine:
             router = self._context.socket(zmq.ROUTER)
             router.set(zmq.LINGER, 0)
             if self._connect:
-                events_port = events_port or _free_port()
+                events_port = events_port or free_ports(1)[0]
                 events.connect(f"tcp://127.0.0.1:{events_port}")
             else:
                 events_port = await _bind(events, events_port)
@@ -279,7 +280,7 @@ class ScriptedEngine:
 async def _bind(bound: zmq.asyncio.Socket, port: int) -> int:
     if port == 0:
         return int(bound.bind_to_random_port("tcp://127.0.0.1"))
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while True:
             try:
                 bound.bind(f"tcp://127.0.0.1:{port}")
@@ -289,12 +290,6 @@ async def _bind(bound: zmq.asyncio.Socket, port: int) -> int:
                 await asyncio.sleep(0.01)  # ZeroMQ closes the old socket in a thread of its own
             else:
                 return port
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _consecutive_ports(ranks: int) -> list[tuple[int, int]]:

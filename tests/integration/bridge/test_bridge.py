@@ -411,7 +411,7 @@ async def test_snapshot_that_the_store_lost_is_written_again(url: str, bus: Bus)
 
         async def key() -> str:
             question = to_json(SnapshotRequest(indexer="test"))
-            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
+            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=30)
             return from_json(answer.payload, SnapshotReply).key
 
         async def readable() -> bool:
@@ -436,7 +436,7 @@ async def test_snapshots_of_a_bridge_that_leaves_go_with_it(url: str, bus: Bus) 
                 await engine.publish(block(number))
                 await stream.until_numbers(number + 1)
                 question = to_json(SnapshotRequest(indexer="test"))
-                answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
+                answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=30)
                 keys.append(from_json(answer.payload, SnapshotReply).key)
         with pytest.raises(KeyMissingError):
             await objects.get(keys[0])
@@ -444,7 +444,7 @@ async def test_snapshots_of_a_bridge_that_leaves_go_with_it(url: str, bus: Bus) 
 
 
 async def test_hints_are_answered(url: str, bus: Bus) -> None:
-    """No engine can act on a hint that comes over HTTP today: `unsupported` per action; junk is answered too."""
+    """An engine that takes none, as those of today: `unsupported` per action; junk is answered too."""
     results = await Watcher.of(bus, subjects.hint_result("w"))
     async with ScriptedEngine() as engine, running_bridge(engine, url):
         command = HintCommand(
@@ -456,7 +456,16 @@ async def test_hints_are_answered(url: str, bus: Bus) -> None:
             rank=0,
             session=SessionKey(family="dynamo", root="s"),
             session_id="s",
-            envelope=HintEnvelope(message_id="m", actions=(HintAction(action_id="a", action_type="retain"),)),
+            envelope=HintEnvelope(
+                message_id="m",
+                actions=(
+                    HintAction(
+                        action_id="a",
+                        action_type="retain",
+                        payload={"target": {"session_id": "s"}, "expires_ms": 1 << 50},
+                    ),
+                ),
+            ),
         )
         bus.publish(subjects.hint("w"), to_json(command))
         bus.publish(subjects.hint("w"), b"junk")
@@ -470,7 +479,7 @@ async def test_hints_are_answered(url: str, bus: Bus) -> None:
 async def test_endpoints_are_visible(url: str, bus: Bus) -> None:
     """``$SRV.INFO`` lists the bridge with its worker and its endpoints."""
     async with ScriptedEngine() as engine, running_bridge(engine, url):
-        info: dict[str, Any] = json.loads((await bus.request("$SRV.INFO.tidegate-bridge", b"", timeout_s=5.0)).payload)
+        info: dict[str, Any] = json.loads((await bus.request("$SRV.INFO.tidegate-bridge", b"", timeout_s=30)).payload)
     assert info["metadata"]["worker"] == "w"
     assert {endpoint["subject"] for endpoint in info["endpoints"]} == {"tg.v1.kv.snapshot.w", "tg.v1.hint.w"}
     assert msgspec.json.encode(info)

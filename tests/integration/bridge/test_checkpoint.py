@@ -18,7 +18,7 @@ POINTER = "w.checkpoint"
 
 async def snapshot(bus: Bus) -> tuple[SnapshotReply, PrefixIndex]:
     """The bridge's own index, by way of the store."""
-    answer = await bus.request(subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=5.0)
+    answer = await bus.request(subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=30)
     reply = from_json(answer.payload, SnapshotReply)
     index = PrefixIndex()
     index.load(await (await bus.objects(reply.bucket)).get(reply.key))
@@ -80,7 +80,7 @@ async def test_a_question_before_the_engine_is_known_leaves_the_checkpoint_alone
         kept = await objects.get(POINTER)
         async with running_bridge(engine, url, engine_url="http://127.0.0.1:1"):
             question = to_json(SnapshotRequest(indexer="test"))
-            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=5.0)
+            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=30)
             assert from_json(answer.payload, SnapshotReply).error == "engine_unknown"
         assert await objects.get(POINTER) == kept
 

@@ -33,7 +33,7 @@ class RealServer(Server):
         self._fresh = 0
 
     async def _open(self, name: str) -> Bus:
-        return await connect(self._server.url, name=name, timeout_s=5, options=NatsOptions(retry_most_s=0.05))
+        return await connect(self._server.url, name=name, timeout_s=30, options=NatsOptions(retry_most_s=0.05))
 
     def stop(self) -> None:
         self._server.stop()

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 
 from bus.errors import BusTimeoutError
-from bus.interface import Bus, BusMessage
+from bus.interface import Bus, BusMessage, Consumer, StoredRow
 
 
 class Server:
@@ -53,7 +53,7 @@ class Collector:
     def payloads(self) -> list[bytes]:
         return [message.payload for message in self.messages]
 
-    async def wait_for(self, count: int, timeout_s: float = 10.0) -> list[bytes]:
+    async def wait_for(self, count: int, timeout_s: float = 30.0) -> list[bytes]:
         """Payloads, once there are ``count``."""
         async with asyncio.timeout(timeout_s):
             while len(self.messages) < count:
@@ -76,3 +76,12 @@ async def answers_until_silence(
     except BusTimeoutError as error:
         return got, error
     raise AssertionError("answers never end by themselves")
+
+
+async def taken(consumer: Consumer, count: int, timeout_s: float = 30.0) -> list[StoredRow]:
+    """The next ``count`` rows: a fetch gives those that have come, which may be fewer than there are."""
+    rows: list[StoredRow] = []
+    async with asyncio.timeout(timeout_s):
+        while len(rows) < count:
+            rows += await consumer.fetch(count - len(rows), timeout_s)
+    return rows

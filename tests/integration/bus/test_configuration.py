@@ -1,14 +1,22 @@
-"""``deploy/nats.conf``: a real server takes it, and it gives what the bus needs."""
+"""The configurations in ``deploy``: a real server takes them, and gives what the bus needs."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
-from bus.nats import connect
-from tests.support.nats import NatsServer
+import pytest
 
-CONFIGURATION = Path(__file__).parents[3] / "deploy" / "nats.conf"
+from bus.nats import connect
+from bus.permissions import users
+from tests.support.nats import NatsServer, executable
+from tidegate.supervisor.nats_accounts import write_secrets
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+CONFIGURATION = DEPLOY / "nats.conf"
 
 
 async def test_a_server_with_our_configuration(tmp_path: Path) -> None:
@@ -23,7 +31,7 @@ async def test_a_server_with_our_configuration(tmp_path: Path) -> None:
         text = text.replace(line, replacement)
     server = NatsServer(tmp_path / "nats", config=text, whole_config=True).start()
     try:
-        bus = await connect(server.url, name="test", timeout_s=5)
+        bus = await connect(server.url, name="test", timeout_s=30)
         assert bus.max_payload == 8 * 1024 * 1024
         bucket = await bus.key_value("TG_TEST")
         assert await bucket.put("a", b"1") == 1
@@ -31,3 +39,17 @@ async def test_a_server_with_our_configuration(tmp_path: Path) -> None:
         await bus.close()
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize("folder", [DEPLOY, DEPLOY / "nats-cluster"], ids=["one", "three"])
+def test_a_server_reads_the_configuration_with_users(folder: Path, tmp_path: Path) -> None:
+    """Beside its passwords; without them it does not start."""
+    for name in ("nats.conf", "nats-secure.conf"):
+        shutil.copy(folder / name, tmp_path)
+    shutil.copy(DEPLOY / "nats-accounts.conf", tmp_path)
+    command = [executable(), "-t", "-c", str(tmp_path / "nats-secure.conf")]
+    environment = {**os.environ, "NATS_SERVER_NAME": "nats-0"}
+    assert subprocess.run(command, capture_output=True, check=False, env=environment).returncode != 0
+    write_secrets(tmp_path, users(["fair"], ["w"]))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr

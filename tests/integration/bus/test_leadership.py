@@ -11,13 +11,14 @@ from bus.leadership import Leadership
 from bus.nats import connect
 from bus.tasks import Tasks
 from tests.support.nats import NatsServer
+from tests.support.pace import Stopwatch
 from tests.support.processes import eventually
 
 
 @asynccontextmanager
 async def candidate(server: NatsServer, name: str) -> AsyncIterator[tuple[Leadership, list[int | None]]]:
     """One process's part: its own connection, and what it was told."""
-    bus = await connect(server.url, name=name, timeout_s=10)
+    bus = await connect(server.url, name=name, timeout_s=30)
     told: list[int | None] = []
     tasks = Tasks()
     leadership = Leadership(
@@ -48,9 +49,9 @@ async def test_one_leads_and_a_clean_stop_hands_over_at_once(nats_server: NatsSe
             assert (second.epoch, told_second) == (None, [])
             epoch = first.epoch
             await first.give_back()
-            began = time.monotonic()
+            since = Stopwatch()
             await eventually(lambda: second.epoch is not None)
-            assert time.monotonic() - began < 0.5
+            await since.within(0.5)
             assert told_first == [epoch, None]
             assert (second.epoch or 0) > (epoch or 0)
 
@@ -60,12 +61,13 @@ async def test_a_leader_whose_bus_hangs_stops_by_itself_and_leads_again_after_it
     async with candidate(nats_server, "a") as (first, told):
         await eventually(lambda: first.epoch is not None)
         nats_server.pause()
-        began = time.monotonic()
+        since = Stopwatch()
         try:
-            await eventually(lambda: first.epoch is None, timeout_s=5)
-            assert 0.4 < time.monotonic() - began <= 0.85
-            await eventually(lambda: told[-1] is None, timeout_s=2)
+            await eventually(lambda: first.epoch is None, timeout_s=30)
+            assert since.took_s > 0.4
+            await since.within(0.85)
+            await eventually(lambda: told[-1] is None, timeout_s=30)
         finally:
             nats_server.resume()
-        await eventually(lambda: first.epoch is not None, timeout_s=10)
-        await eventually(lambda: told[-1] is not None, timeout_s=2)
+        await eventually(lambda: first.epoch is not None, timeout_s=30)
+        await eventually(lambda: told[-1] is not None, timeout_s=30)

@@ -11,7 +11,8 @@ import pytest
 from bus import subjects
 from bus.errors import KeyMissingError, NotConnectedError
 from bus.interface import Bus, KeyEntry
-from tests.integration.bus.support import Collector, Server
+from tests.integration.bus.support import Collector, Server, taken
+from tests.support.pace import Stopwatch
 from tests.support.processes import eventually
 
 ROW = subjects.trace("request_end", "model", "default/request/a/")
@@ -46,7 +47,7 @@ async def test_what_is_published_meanwhile_arrives_later_in_order(server: Server
     await eventually(lambda: b"after" in got.payloads)
     numbers = [payload for payload in got.payloads if payload not in (b"before", b"after")]
     assert numbers == sorted(numbers, key=int)
-    assert (await sender.request("$SRV.PING.service", b"", timeout_s=5)).payload
+    assert (await sender.request("$SRV.PING.service", b"", timeout_s=30)).payload
     assert sender.stats().reconnects == 1
     assert sender.stats().publish_failed == 0
 
@@ -56,10 +57,10 @@ async def test_the_buffer_while_away_is_bounded_and_counted(server: Server) -> N
     bus = await server.connect()
     before = bus.stats().published
     await go_away(server, bus)
-    started = time.monotonic()
+    since = Stopwatch()
     for _ in range(100):
         bus.publish("facts.x", b"a" * 60_000)
-    assert time.monotonic() - started < 2
+    await since.within(2)
     stats = bus.stats()
     assert stats.published - before + stats.publish_failed == 100
     assert 30 <= stats.published - before <= 35
@@ -125,23 +126,23 @@ async def test_restart_on_the_same_store(server: Server) -> None:
     consumer = await bus.consume("recorder", subjects.TRACE_SUBJECTS)
     for number in range(3):
         await bus.publish_row(ROW, b"%d" % number, f"request-{number}")
-    rows = await consumer.fetch(3, 5)
+    rows = await taken(consumer, 3)
     for row in rows[:2]:
         await consumer.ack(row)
     await bus.flush()
     async with aclosing(bus.tail(subjects.TRACE_SUBJECTS, from_start=True)) as tail:
-        seen = [(await asyncio.wait_for(anext(tail), 5)).payload for _ in range(3)]
+        seen = [(await asyncio.wait_for(anext(tail), 30)).payload for _ in range(3)]
         await go_away(server, bus)
         await come_back(server, bus)
         assert await bus.publish_row(ROW, b"2", "request-2") is False
         assert await bus.publish_row(ROW, b"3", "request-3") is True
-        seen.append((await asyncio.wait_for(anext(tail), 10)).payload)
+        seen.append((await asyncio.wait_for(anext(tail), 30)).payload)
     assert seen == [b"0", b"1", b"2", b"3"]
     assert await consumer.pending() == 2
     await consumer.close()
     again = await bus.consume("recorder", subjects.TRACE_SUBJECTS, ack_wait_s=0.2)
     got: dict[bytes, int] = {}
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while len(got) < 2:
             for row in await again.fetch(10, 1):
                 got[row.payload] = row.stream_seq
@@ -184,13 +185,13 @@ async def test_restart_on_an_empty_store(server: Server) -> None:
                 changed.set()
 
     watcher = asyncio.ensure_future(watch())
-    await asyncio.wait_for(changed.wait(), 5)
+    await asyncio.wait_for(changed.wait(), 30)
     async with aclosing(bus.tail(subjects.TRACE_SUBJECTS, from_start=True)) as tail:
-        assert (await asyncio.wait_for(anext(tail), 5)).payload == b"old"
+        assert (await asyncio.wait_for(anext(tail), 30)).payload == b"old"
         await go_away(server, bus)
         await come_back(server, bus, fresh=True)
         assert await bus.publish_row(ROW, b"new", "request-1") is True
-        row = await asyncio.wait_for(anext(tail), 10)
+        row = await asyncio.wait_for(anext(tail), 30)
         assert (row.payload, row.stream_seq) == (b"new", 1)
     assert [row.payload for row in await consumer.fetch(10, 10)] == [b"new"]
     assert await bucket.get("w.old") is None

@@ -77,12 +77,12 @@ async def test_several_replies_then_silence(bus: Bus) -> None:
 
     def answer(message: BusMessage) -> None:
         for place in range(4):
-            loop.call_later(0.1 * place, bus.publish, message.reply, b"%d" % place)
+            loop.call_later(0.4 * place, bus.publish, message.reply, b"%d" % place)
 
     await bus.subscribe("q.admit", answer)
-    got, error = await answers_until_silence(bus, "q.admit", idle_timeout_s=0.25, deadline_s=10)
+    got, error = await answers_until_silence(bus, "q.admit", idle_timeout_s=1.0, deadline_s=30)
     assert got == [b"0", b"1", b"2", b"3"]
-    assert error.timeout_s == pytest.approx(0.25)
+    assert error.timeout_s == pytest.approx(1.0)
 
 
 async def test_keep_alives_do_not_outlive_the_deadline(bus: Bus) -> None:
@@ -96,10 +96,10 @@ async def test_keep_alives_do_not_outlive_the_deadline(bus: Bus) -> None:
     timers: list[asyncio.TimerHandle] = []
     await bus.subscribe("q.admit", lambda message: again(message.reply))
     started = time.monotonic()
-    got, _ = await answers_until_silence(bus, "q.admit", idle_timeout_s=1, deadline_s=0.3)
+    got, _ = await answers_until_silence(bus, "q.admit", idle_timeout_s=5, deadline_s=1.0)
     timers[-1].cancel()
     assert len(got) > 3
-    assert 0.25 < time.monotonic() - started < 5
+    assert 0.9 < time.monotonic() - started < 5
 
 
 async def test_a_failed_answer_reaches_the_asker(bus: Bus) -> None:
@@ -130,7 +130,7 @@ async def test_queue_endpoints_answer_once_and_others_all(server: Server) -> Non
     await second.serve("twin", "1.0.0", "", endpoints(second, b"second"), {})
 
     async def answers(subject: str) -> list[bytes]:
-        got, _ = await answers_until_silence(asker, subject, idle_timeout_s=0.3, deadline_s=2)
+        got, _ = await answers_until_silence(asker, subject, idle_timeout_s=1.0, deadline_s=5)
         return sorted(got)
 
     assert await answers("q.all") == [b"first", b"second"]
@@ -142,17 +142,17 @@ async def test_services_api(server: Server) -> None:
     bus, asker = await server.connect(), await server.connect()
     served = await bus.serve("tidegate-indexer", "1.2.3", "who holds what", [echo(bus)], {"instance": "indexer-1"})
     assert list(bus.serving) == ["tidegate-indexer"]
-    await asker.request("q.echo", b"", timeout_s=5)
+    await asker.request("q.echo", b"", timeout_s=30)
 
-    ping = ServicePing.from_dict(msgspec.json.decode((await asker.request("$SRV.PING", b"", timeout_s=5)).payload))
+    ping = ServicePing.from_dict(msgspec.json.decode((await asker.request("$SRV.PING", b"", timeout_s=30)).payload))
     assert (ping.name, ping.version, ping.metadata) == ("tidegate-indexer", "1.2.3", {"instance": "indexer-1"})
-    answer = await asker.request(f"$SRV.INFO.tidegate-indexer.{ping.id}", b"", timeout_s=5)
+    answer = await asker.request(f"$SRV.INFO.tidegate-indexer.{ping.id}", b"", timeout_s=30)
     info = ServiceInfo.from_dict(msgspec.json.decode(answer.payload))
     assert info.description == "who holds what"
     assert [(endpoint.name, endpoint.subject, endpoint.queue_group) for endpoint in info.endpoints] == [
         ("echo", "q.echo", "q")
     ]
-    answer = await asker.request("$SRV.STATS.tidegate-indexer", b"", timeout_s=5)
+    answer = await asker.request("$SRV.STATS.tidegate-indexer", b"", timeout_s=30)
     stats = ServiceStats.from_dict(msgspec.json.decode(answer.payload))
     assert (stats.endpoints[0].num_requests, stats.endpoints[0].num_errors) == (1, 0)
     assert stats.endpoints[0].processing_time > 0
@@ -161,7 +161,7 @@ async def test_services_api(server: Server) -> None:
     assert list(bus.serving) == []
     for subject in ("q.echo", "$SRV.PING"):
         with pytest.raises(NoRespondersError):
-            await asker.request(subject, b"", timeout_s=5)
+            await asker.request(subject, b"", timeout_s=30)
 
 
 @pytest.mark.parametrize(("name", "version"), [("with space", "1.0.0"), ("ok", "1.0"), ("", "1.0.0")])

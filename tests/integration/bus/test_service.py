@@ -24,7 +24,7 @@ async def page(process: HelperProcess, path: str, method: str = "GET") -> tuple[
     assert found is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", int(found[1]))
     writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-    head, _, body = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), 30)).decode().partition("\r\n\r\n")
     writer.close()
     await writer.wait_closed()
     return int(head.split()[1]), body
@@ -82,12 +82,12 @@ async def test_a_running_service(tmp_path: Path, nats_server: NatsServer) -> Non
     settings = ("--set", f"nats_url={nats_server.url}", "--set", "greeting=hi", "--set", "log_format=text")
     async with python_process(MODULE, *settings, directory=tmp_path) as process:
         await process.wait_said("service_started")
-        bus = await connect(nats_server.url, name="test", timeout_s=5)
-        assert (await bus.request("sample.echo", b"", timeout_s=5)).payload == b"hi"
-        assert b'"sample"' in (await bus.request("$SRV.PING.sample", b"", timeout_s=5)).payload
-        await bus.request("sample.busy", b"catching_up", timeout_s=5)
+        bus = await connect(nats_server.url, name="test", timeout_s=30)
+        assert (await bus.request("sample.echo", b"", timeout_s=30)).payload == b"hi"
+        assert b'"sample"' in (await bus.request("$SRV.PING.sample", b"", timeout_s=30)).payload
+        await bus.request("sample.busy", b"catching_up", timeout_s=30)
         assert await page(process, "/readyz") == (503, "catching_up\n")
-        await bus.request("sample.busy", b"", timeout_s=5)
+        await bus.request("sample.busy", b"", timeout_s=30)
         status, metrics = await page(process, "/metrics")
         assert status == 200
         assert "tidegate_bus_connected 1.0" in metrics
@@ -113,7 +113,7 @@ async def test_a_failed_task_ends_the_process_with_1(tmp_path: Path, nats_server
     """So that the supervisor restarts it; the log says which task and why."""
     async with python_process(MODULE, "--set", f"nats_url={nats_server.url}", directory=tmp_path) as process:
         await process.wait_said("service_started")
-        bus = await connect(nats_server.url, name="test", timeout_s=5)
+        bus = await connect(nats_server.url, name="test", timeout_s=30)
         bus.publish("sample.fail", b"")
         assert await process.wait() == 1
         assert "task fail failed" in process.stderr

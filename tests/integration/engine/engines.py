@@ -21,7 +21,7 @@ from web.client import HttpClient
 from web.server import Headers
 
 END_SEQ = b"\xff" * 8
-WAIT_S = 10.0
+WAIT_S = 30.0
 MASK64 = (1 << 64) - 1
 
 

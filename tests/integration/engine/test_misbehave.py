@@ -23,7 +23,7 @@ from web.client import HttpClient, Timeouts
 from web.errors import ConnectionLostError, FirstByteTimeoutError, IdleTimeoutError
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 8}
-QUICK = Timeouts(first_byte_s=0.3, idle_s=0.3)
+QUICK = Timeouts(first_byte_s=1.0, idle_s=1.0)
 
 
 async def stream_of(engine: RunningEngine, timeouts: Timeouts | None = None, **fields: Any) -> list[bytes]:

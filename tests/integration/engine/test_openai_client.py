@@ -157,7 +157,7 @@ async def test_tokenize_and_the_other_pages(tmp_path: Path) -> None:
         _, again = await engine.post("/tokenize", {"prompt": text["prompt"], "return_token_strs": True})
         assert again["tokens"] == page["tokens"]
         assert len(again["token_strs"]) == page["count"]
-        assert await engine.get("/version") == {"version": "0.31.0"}
+        assert await engine.get("/version") == {"version": "0.31.0", "features": ["kv_hints"]}
         assert (await engine.http.fetch("GET", engine.url + "/health", [], b"")).status == 200
         info = await engine.metric("vllm:cache_config_info")
         assert 'block_size="16"' in next(iter(info))

@@ -69,7 +69,7 @@ async def test_captured_stream(url: str, name: str) -> None:
         assert source_of(indexer).health == "synced"
         assert most > 0
         bus = await connect(url, name="test")
-        answer = await bus.request(subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=5.0)
+        answer = await bus.request(subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=30)
         reply = from_json(answer.payload, SnapshotReply)
         assert reply.marks == (RankMark(rank=0, incarnation="1795973180250.0", seq=len(payloads) - 1),)
         restored = PrefixIndex()

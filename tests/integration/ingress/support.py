@@ -34,9 +34,11 @@ from web.server import HttpServer, Request, Responder
 MODEL = "sim-8b"
 ASSETS = Path(__file__).resolve().parents[3] / "load" / "engine" / "assets"
 JSON = [(b"content-type", b"application/json")]
+PATIENCE = {"ingress_lost_s": 30.0, "grant_ttl_s": 60.0}
+"""A front door in the test's own process is silent while the machine has no time for it, and not lost."""
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for a state that no event announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the state is another object's, without an event
@@ -72,7 +74,7 @@ class SimulatedEngine:
 
 
 class Heartbeats:
-    """What bridges say about their engines. ``silent``: workers that say nothing."""
+    """What bridges say about their engines. ``silent``: workers that say nothing; ``features``: of all."""
 
     def __init__(self, bus: Bus, urls: dict[str, str], model: str = MODEL, ranks: int = 1) -> None:
         self._bus = bus
@@ -81,11 +83,17 @@ class Heartbeats:
         self._ranks = ranks
         self._numbers = FactNumbers("bridges", int(time.time() * 1000))
         self.silent: set[str] = set()
+        self.features: tuple[str, ...] = ()
 
     def say(self, worker: str, health: WorkerHealth = "ready") -> None:
         """One heartbeat now."""
         profile = WorkerProfile(
-            url=self._urls[worker], model=self._model, engine="simulated", block_size=16, ranks=self._ranks
+            url=self._urls[worker],
+            model=self._model,
+            engine="simulated",
+            block_size=16,
+            ranks=self._ranks,
+            features=self.features,
         )
         state = WorkerState(
             **self._numbers.stamp("worker.state", time.time()),
@@ -117,14 +125,14 @@ class Rows:
         requests = [row.request for row in self.rows if row.request is not None]
         return [request for request in requests if request.x_request_id in x_request_ids]
 
-    async def one(self, request_id: str, timeout_s: float = 10.0) -> RequestMetrics:
+    async def one(self, request_id: str, timeout_s: float = 30.0) -> RequestMetrics:
         """The row of this request; exactly one."""
         await until(lambda: bool(self.of(request_id)), timeout_s)
         found = self.of(request_id)
         assert len(found) == 1
         return found[0]
 
-    async def by_x_request_id(self, x_request_id: str, timeout_s: float = 10.0) -> RequestMetrics:
+    async def by_x_request_id(self, x_request_id: str, timeout_s: float = 30.0) -> RequestMetrics:
         """The row of the request that a client named so."""
 
         await until(lambda: bool(self.named([x_request_id])), timeout_s)
@@ -188,7 +196,7 @@ async def open_door(nats_url: str, *, ready: bool = True, **settings: Any) -> As
     """An ingress in this process; ``ready``: once some worker is known."""
     known: dict[str, Any] = {"instance": "ingress-test", "port": 0, "stop_timeout_s": 5.0, "nats_url": nats_url}
     configured = IngressSettings(**{**known, **settings})
-    bus = await connect(nats_url, name=configured.instance, timeout_s=10)
+    bus = await connect(nats_url, name=configured.instance, timeout_s=30)
     tasks = Tasks()
     service = IngressService(configured, CollectorRegistry())
     client = HttpClient()
@@ -222,10 +230,13 @@ class ScriptedEngine:
         self.seen: list[Request] = []
         self.gone = 0
         self.script: Script = answer_ok
+        self.tokenize: Callable[[Request], None] | None = None
         self._server = HttpServer(self._handle)
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         if request.path == "/tokenize":
+            if self.tokenize is not None:
+                self.tokenize(request)
             responder.send(404, [], b"")
             return
         self.seen.append(request)
@@ -327,7 +338,7 @@ async def running_system(directory: Path, engines: int = 2) -> AsyncIterator[Sys
         admission = await stack.enter_async_context(
             python_process(
                 "services.admission",
-                *settings_arguments({"nats_url": nats.url, "warmup_s": 0.2}),
+                *settings_arguments({"nats_url": nats.url, "warmup_s": 0.2, **PATIENCE}),
                 directory=directory,
                 name="admission",
             )
@@ -343,6 +354,50 @@ async def running_system(directory: Path, engines: int = 2) -> AsyncIterator[Sys
         await admission.wait_said("leadership")
         tasks.start("rows", rows.follow(bus))
         yield System(nats, bus, rows, known, heartbeats)
+
+
+@asynccontextmanager
+async def running_bridged(
+    directory: Path, engines: int = 2, *, front: Callable[[str], Awaitable[str]] | None = None, **engine: object
+) -> AsyncIterator[System]:
+    """nats-server, engines with real bridges, and admission: what an engine has is known from its own events.
+
+    ``front``: makes the URL at which an engine is reached from its own. ``engine``: more of their settings.
+    """
+    async with AsyncExitStack() as stack:
+        nats, bus = await stack.enter_async_context(running_bus(directory))
+        client = HttpClient()
+        stack.push_async_callback(client.close)
+        settings: dict[str, object] = {"nats_url": nats.url, "warmup_s": 0.2, **PATIENCE}
+        admission = await stack.enter_async_context(
+            python_process("services.admission", *settings_arguments(settings), directory=directory, name="admission")
+        )
+        known = {}
+        for worker in (f"worker-{number}" for number in range(engines)):
+            options = settings_arguments({"model": MODEL, "profile": "instant", "instance": worker, **engine})
+            process = await stack.enter_async_context(
+                python_process("load.engine", *options, directory=directory, name=worker)
+            )
+            ready = json.loads(await process.wait_line())
+            known[worker] = SimulatedEngine(worker, ready["url"], process, client)
+            bridge = {
+                "nats_url": nats.url,
+                "worker": worker,
+                "engine_url": ready["url"] if front is None else await front(ready["url"]),
+                "kv_events": json.dumps(ready["kv_events"]),
+                "kv_replay": json.dumps(ready["replay"]),
+                "scrape_interval_s": 0.2,
+                "heartbeat_interval_s": 0.2,
+            }
+            await stack.enter_async_context(
+                python_process("services.bridge", *settings_arguments(bridge), directory=directory, name=f"b-{worker}")
+            )
+        rows = Rows()
+        tasks = Tasks()
+        stack.push_async_callback(tasks.stop)
+        await admission.wait_said("leadership")
+        tasks.start("rows", rows.follow(bus))
+        yield System(nats, bus, rows, known, Heartbeats(bus, {name: each.url for name, each in known.items()}))
 
 
 async def _engine(stack: AsyncExitStack, directory: Path, worker: str, client: HttpClient) -> SimulatedEngine:

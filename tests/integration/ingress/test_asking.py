@@ -14,6 +14,7 @@ from schemas.admit import AdmitCancel, AdmitReply, AdmitRequest, Grant, Granted,
 from schemas.base import from_json, from_msgpack
 from schemas.ingress import IngressState
 from tests.integration.ingress.support import Stage, chat, until
+from tests.support.pace import Stopwatch
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -71,6 +72,7 @@ async def test_a_refusal_is_what_the_client_sees(stage: Stage) -> None:
         assert (reply.status, reply.header("retry-after")) == (429, b"7")
         assert reply.header("x-tidegate-reason") == b"queue_full"
         row = await stage.rows.by_x_request_id("refused-1")
+        assert reply.header("x-request-id") == row.request_id.encode()
     assert (row.outcome, row.reason, row.status) == ("refused", "queue_full", 429)
     assert not any(engine.seen for engine in stage.engines.values())
 
@@ -101,10 +103,11 @@ async def test_fallback_sends_a_session_to_the_same_worker(stage: Stage) -> None
 async def test_a_silent_leader_is_given_up_after_the_idle_time(stage: Stage) -> None:
     """A leader that takes the question and says nothing costs `admit_idle_s`, then the request is placed by hash."""
     async with stage.door(admit_idle_s=0.2) as door, stage.leader(lambda question: []) as asked:
-        began = time.monotonic()
+        since = Stopwatch()
         reply = await door.post(chat())
         assert reply.status == 200
-        assert 0.2 <= time.monotonic() - began < 2.0
+        assert since.took_s >= 0.2
+        await since.within(2.0)
         assert len(asked) == 1
 
 
@@ -140,7 +143,7 @@ async def test_a_request_that_is_held_too_long_is_refused(stage: Stage) -> None:
         reply = await door.post(chat())
         assert (reply.status, reply.header("retry-after")) == (429, b"1")
         assert json.loads(reply.body)["error"]["code"] == "hold_timeout"
-        assert (await asyncio.wait_for(cancelled.get(), 5)).reason == "hold_timeout"
+        assert (await asyncio.wait_for(cancelled.get(), 30)).reason == "hold_timeout"
     await subscription.unsubscribe()
 
 
@@ -157,7 +160,7 @@ async def test_a_client_that_leaves_while_held_is_forgotten(stage: Stage) -> Non
         await until(lambda: bool(asked))
         post.cancel()
         await asyncio.gather(post, return_exceptions=True)
-        cancel = await asyncio.wait_for(cancelled.get(), 5)
+        cancel = await asyncio.wait_for(cancelled.get(), 30)
         assert (cancel.request_id, cancel.reason) == (asked[0].request_id, "client_disconnect")
         row = await stage.rows.by_x_request_id("held-1")
         assert (row.outcome, row.worker) == ("client_disconnect", None)

@@ -16,12 +16,15 @@ from bus.interface import BusMessage
 from schemas.base import from_json
 from schemas.request import RequestAccepted
 from tests.integration.ingress.support import JSON, LONG, MODEL, Stage, System, chat, until
+from tests.support.pace import stands_still
 from tests.support.processes import python_process, settings_arguments
 from web.client import HttpClient, Timeouts
 from web.errors import ConnectError, ConnectionLostError
 from web.server import Request, Responder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+STREAMS = 100
 
 
 def events_of(data: bytes) -> list[bytes]:
@@ -102,8 +105,8 @@ async def test_retry_can_be_switched_off(system: System) -> None:
     [
         ("head", {"first_byte_timeout_s": 0.3}, "upstream_timeout", "first_byte_timeout", 504),
         ("first_token", {"first_byte_timeout_s": 0.3}, "upstream_timeout", "first_byte_timeout", 504),
-        ("stream", {"idle_timeout_s": 0.3}, "upstream_timeout", "idle_timeout", 200),
-        ("stream", {"total_timeout_s": 0.5}, "upstream_timeout", "total_timeout", 200),
+        ("stream", {"idle_timeout_s": 1.0}, "upstream_timeout", "idle_timeout", 200),
+        ("stream", {"total_timeout_s": 2.0}, "upstream_timeout", "total_timeout", 200),
     ],
 )
 async def test_each_time_out_is_named(
@@ -132,8 +135,11 @@ async def test_each_time_out_is_named(
 
 async def test_clients_that_leave_at_random_points(system: System) -> None:
     """B2: 60 streaming clients abort anywhere between the request and the end: nothing stays in flight here or in the
-    engines, and each accepted request has exactly one row."""
+    engines, and each accepted request has exactly one row. No stream ends by itself: however slow the machine, they
+    leave first."""
     generator = random.Random(7)
+    for engine in system.engines.values():
+        await engine.misbehave(stall="stream", stall_s=0.0, stall_requests=-1, stall_after_chunks=300)
     before = [await engine.counts() for engine in system.engines.values()]
     accepted: list[str] = []
 
@@ -145,7 +151,7 @@ async def test_clients_that_leave_at_random_points(system: System) -> None:
 
         async def abort(number: int) -> str:
             name = f"leaver-{number}"
-            body = json.dumps(chat(stream=True, max_tokens=1500)).encode()
+            body = json.dumps(chat(stream=True, max_tokens=1500, ignore_eos=True)).encode()
             headers = [*JSON, (b"x-request-id", name.encode()), (b"x-tidegate-session-id", name.encode())]
             client = HttpClient()
             limit = generator.choice([0, 0, 1, 300, 2_000, 10_000])
@@ -171,11 +177,13 @@ async def test_clients_that_leave_at_random_points(system: System) -> None:
         await until(lambda: len(accepted) == len(system.rows.named(names)))
         rows = system.rows.named(names)
         assert sorted(row.request_id for row in rows) == sorted(accepted)
-        assert {row.outcome for row in rows} <= {"client_disconnect", "completed"}
-        assert sum(row.outcome == "client_disconnect" for row in rows) > 20
+        assert {row.outcome for row in rows} == {"client_disconnect"}
+        assert len(rows) > 20
     await subscription.unsubscribe()
+    for engine in system.engines.values():
+        await engine.behave()
     for engine, was in zip(system.engines.values(), before, strict=True):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 now = await engine.counts()
                 ended = sum(now[what] - was[what] for what in ("served", "disconnected", "lost", "refused"))
@@ -231,11 +239,8 @@ async def test_a_slow_client_stops_the_engine_and_loses_nothing(stage: Stage) ->
         engine.script = flood
     async with stage.door() as door:
         stream = await door.stream(chat(stream=True))
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.1)
-        assert sent < total
+        await stands_still(lambda: sent)
+        assert 0 < sent < total
         received = 0
         while piece := await stream.read():
             received += len(piece)
@@ -245,14 +250,14 @@ async def test_a_slow_client_stops_the_engine_and_loses_nothing(stage: Stage) ->
 async def test_a_worker_that_falls_silent_gets_nothing_more(stage: Stage) -> None:
     """A15: a worker without heartbeats is not placed on; with none left, requests fail fast."""
     async with stage.door(worker_lost_s=1.5) as door:
-        await until(lambda: door.service.workers == 2, 5)
+        await until(lambda: door.service.workers == 2)
         stage.heartbeats.silent = {"worker-0"}
-        await until(lambda: door.service.workers == 1, 5)
+        await until(lambda: door.service.workers == 1)
         for number in range(6):
             assert (await door.post(chat(), x_tidegate_session_id=f"lost-{number}")).status == 200
         assert not stage.engines["worker-0"].seen
         stage.heartbeats.silent = {"worker-0", "worker-1"}
-        await until(lambda: door.service.workers == 0, 5)
+        await until(lambda: door.service.workers == 0)
         answer = await door.post(chat())
         assert (answer.status, answer.header("retry-after")) == (503, b"1")
 
@@ -317,8 +322,8 @@ async def test_sigterm_lets_streams_finish_and_loses_no_row(stage: Stage, tmp_pa
             body = json.dumps(chat(stream=True)).encode()
             return (await client.fetch("POST", f"{url}/v1/chat/completions", headers, body)).body
 
-        posts = [asyncio.create_task(post(number)) for number in range(20)]
-        await until(lambda: started == 20)
+        posts = [asyncio.create_task(post(number)) for number in range(STREAMS)]
+        await until(lambda: started == STREAMS)
         process.signal(signal.SIGTERM)
         await process.wait_said("stop_asked")
         late = HttpClient()
@@ -330,7 +335,7 @@ async def test_sigterm_lets_streams_finish_and_loses_no_row(stage: Stage, tmp_pa
         assert await process.wait() == 0
         await client.close()
         await late.close()
-    for number in range(20):
+    for number in range(STREAMS):
         assert (await stage.rows.by_x_request_id(f"term-{number}")).outcome == "completed"
 
 

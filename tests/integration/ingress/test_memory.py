@@ -91,7 +91,7 @@ async def test_bodies_over_what_may_be_held_are_refused_in_the_api_s_shape(stage
         assert await metric(door, 'tidegate_ingress_http_refusals_total{reason="busy"}') == 1
         release.set()
         assert (await first).status == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await metric(door, "tidegate_ingress_held_body_bytes"):  # noqa: ASYNC110 - a page, without an event
                 await asyncio.sleep(0.01)
 

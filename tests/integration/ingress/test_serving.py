@@ -86,12 +86,60 @@ CONVERSATION = [
 ]
 
 
+PATH_SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+MESSAGES = {
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: 1"},
+        {"type": "text", "text": "You are an agent."},
+    ],
+    "tools": [{"name": "read_file", "input_schema": PATH_SCHEMA}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "read"}, {"type": "text", "text": "it é"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "tool_use", "id": "t", "name": "read_file", "input": {"path": "a.py"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "print()\n" * 40}]},
+    ],
+}
+RESPONSE = {
+    "instructions": "You are an agent.",
+    "max_output_tokens": 4,
+    "tools": [
+        {"type": "function", "name": "read_file", "parameters": PATH_SCHEMA},
+        {"type": "web_search"},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn", "parameters": {}}]},
+    ],
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "read"}, {"type": "input_text", "text": "it"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "function_call", "call_id": "c", "name": "read_file", "arguments": '{"path": "a.py"}'},
+        {"type": "function_call", "call_id": "d", "namespace": "agents", "name": "spawn", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "print()\n" * 40},
+        {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "done"}]},
+    ],
+}
+
+
+def prompt_tokens(usage: dict[str, Any]) -> int:
+    """As each API says it; Anthropic's counts what came from the cache beside the rest."""
+    if "prompt_tokens" in usage:
+        return int(usage["prompt_tokens"])
+    return int(usage["input_tokens"]) + int(usage.get("cache_read_input_tokens", 0))
+
+
 @pytest.mark.parametrize("tokenize", ["local", "engine"])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/chat/completions", {"messages": CONVERSATION, "tools": TOOLS}),
         ("/v1/chat/completions", {"messages": CONVERSATION[:2]}),
+        ("/v1/messages", MESSAGES),
+        ("/v1/responses", RESPONSE),
         ("/v1/completions", {"prompt": "def f(x):" * 30}),
         ("/v1/completions", {"prompt": [1, 2, 3] * 20}),
     ],
@@ -113,7 +161,10 @@ async def test_tokens_are_counted_as_the_engine_counts_them(
         request_id = (answer.header("x-request-id") or b"").decode()
         await until(lambda: any(decision.request_id == request_id for decision in decisions))
     (decision,) = [decision for decision in decisions if decision.request_id == request_id]
-    assert decision.input_tokens == usage["prompt_tokens"]
+    assert decision.input_tokens == prompt_tokens(usage)
+    row = await system.rows.one(request_id)
+    assert row.replay is not None
+    assert row.replay.input_length == decision.input_tokens
     assert decision.block_size == 16
     await subscription.unsubscribe()
 

@@ -52,7 +52,7 @@ async def count(of: PromptCounter, effect: CountPrompt) -> PromptCounted:
         (
             [{"type": "text", "text": WORDS * 20}, {"type": "image_url", "image_url": {"url": "data:"}}],
             {},
-            "no_tokenizer",
+            "media",
         ),
         (WORDS * 200_000, {}, "too_large"),
     ],

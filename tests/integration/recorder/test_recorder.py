@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import shlex
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -20,9 +22,9 @@ from bus.subjects import trace
 from schemas.base import to_json
 from schemas.session import SessionKey
 from schemas.trace import RequestMetrics, TraceRow
-from services.recorder.segment import segment_indices, segment_name, unwrap
+from segments.format import segment_indices, segment_name, unwrap
 from tests.support.nats import NatsServer
-from tests.support.processes import HelperProcess, python_process, settings_arguments
+from tests.support.processes import HelperProcess, python_process, settings_arguments, start_process
 from tidegate.supervisor.ports import PortPicker
 
 StartRecorder = Callable[..., AbstractAsyncContextManager[HelperProcess]]
@@ -56,23 +58,23 @@ async def publish(bus: NatsBus, first: int, count: int) -> None:
     )
 
 
-def segments(directory: Path) -> list[Path]:
+def segments(directory: Path, prefix: str = "tidegate") -> list[Path]:
     if not directory.exists():
         return []
     names = [path.name for path in directory.iterdir()]
-    return [directory / segment_name("tidegate", index) for index in segment_indices("tidegate", names)]
+    return [directory / segment_name(prefix, index) for index in segment_indices(prefix, names)]
 
 
-def recorded(directory: Path) -> list[str]:
+def recorded(directory: Path, prefix: str = "tidegate") -> list[str]:
     """Request ids in all segments; only whole members, as a reader beside a running recorder sees them."""
     requests: list[str] = []
-    for path in segments(directory):
+    for path in segments(directory, prefix):
         lines = gzip.decompress(path.read_bytes()).splitlines()
         requests += [json.loads(unwrap(line))["request"]["request_id"] for line in lines]
     return requests
 
 
-async def wait_recorded(process: HelperProcess, directory: Path, count: int, timeout_s: float = 20.0) -> None:
+async def wait_recorded(process: HelperProcess, directory: Path, count: int, timeout_s: float = 60.0) -> None:
     await process.wait_for(lambda: len(recorded(directory)) >= count, timeout_s)
 
 
@@ -182,6 +184,53 @@ async def test_segments_roll_and_a_bad_row_harms_none(bus: NatsBus, start: Start
     await consumer.close()
 
 
+async def test_old_segments_go(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """A row a segment, three segments at most: the newest rows stay, and the stream is told that all are taken."""
+    directory = tmp_path / "traces"
+    async with start(roll_lines=1, keep_segments=3) as process:
+        await publish(bus, 0, 3)
+        await wait_recorded(process, directory, 3)
+        await publish(bus, 3, 4)
+        await process.wait_for(lambda: [path.name for path in segments(directory)] == kept(4, 7))
+        assert await process.stop() == 0
+    assert len(set(recorded(directory)) & {"r3", "r4", "r5", "r6"}) == 3
+    consumer = await bus.consume("recorder", "tg.v1.trace.>")
+    assert await consumer.pending() == 0
+    await consumer.close()
+
+
+def kept(first: int, end: int) -> list[str]:
+    return [segment_name("tidegate", index) for index in range(first, end)]
+
+
+async def test_a_sink_that_refuses_holds_no_other_back(bus: NatsBus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """Standard output is a full disk: the file has every row, /readyz and the log say which sink refuses, its rows stay
+    in the stream, and the next recorder prints them once."""
+    directory, port = tmp_path / "traces", PortPicker().pick()
+    settings = {"nats_url": nats_server.url, "directory": directory, "flush_interval_ms": 50, "stop_timeout_s": 2}
+    both = {**settings, "sinks": '["stdout", "file"]', "http_port": port}
+    command = [sys.executable, "-m", "services.recorder", *settings_arguments(both)]
+    process = await start_process(["sh", "-c", f"exec {shlex.join(command)} >/dev/full"], tmp_path, name="full")
+    try:
+        await process.wait_said("service_started")
+        await publish(bus, 0, 300)
+        await wait_recorded(process, directory, 300)
+        await process.wait_said("write_failed")
+        status, reason = await asyncio.to_thread(ask_ready, port)
+        assert status == 503
+        assert reason.startswith("sink_failed: stdout: ")
+        assert await process.stop() == 0
+    finally:
+        await process.close()
+    assert sorted(recorded(directory)) == names(300)
+    arguments = settings_arguments({**settings, "sinks": '["stdout"]', "ack_wait_s": 1, "flush_interval_ms": 100})
+    async with python_process("services.recorder", *arguments, directory=tmp_path, name="again") as again:
+        await again.wait_for(lambda: again.stdout.count("\n") >= 300)
+        assert await again.stop() == 0
+    printed = [json.loads(line)["request"]["request_id"] for line in again.stdout.splitlines()]
+    assert sorted(printed) == names(300)
+
+
 async def test_the_bus_may_be_killed_and_come_back(
     nats_server: NatsServer, bus: NatsBus, start: StartRecorder, tmp_path: Path
 ) -> None:
@@ -235,7 +284,7 @@ def ask_ready(port: int) -> tuple[int, str]:
 
 async def publish_when_back(bus: NatsBus, first: int, count: int) -> None:
     """As an ingress does: again with the same message id until it is acknowledged."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while True:
             try:
                 return await publish(bus, first, count)
@@ -249,8 +298,30 @@ async def test_two_recorders_never_write_the_same_files(start: StartRecorder, tm
         await first.wait_said("service_started")
         async with start("second") as second:
             assert await second.wait() == 2
-            assert "another recorder writes 'tidegate'" in second.stderr
+            assert "another process writes 'tidegate'" in second.stderr
             assert "Traceback" not in second.stderr
+
+
+async def test_recorders_of_one_name_share_the_rows(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
+    """Two with the same durable, each with its own prefix: every row is in one of them, whose acknowledgement lets none
+    of the other's go; a third with its own name has them all."""
+    directory = tmp_path / "traces"
+    async with (
+        start("first", fetch_rows=8) as first,
+        start("second", fetch_rows=8, prefix="other") as second,
+        start("third", durable="archive", prefix="archive") as third,
+    ):
+        for process in (first, second, third):
+            await process.wait_said("service_started")
+        for part in range(10):
+            await publish(bus, part * 40, 40)
+        await third.wait_for(lambda: len(recorded(directory, "archive")) >= 400)
+        await first.wait_for(lambda: len(recorded(directory)) + len(recorded(directory, "other")) >= 400)
+        assert [await process.stop() for process in (first, second, third)] == [0, 0, 0]
+    assert sorted(recorded(directory) + recorded(directory, "other")) == names(400)
+    assert recorded(directory)
+    assert recorded(directory, "other")
+    assert sorted(recorded(directory, "archive")) == names(400)
 
 
 async def test_rows_go_to_standard_output(bus: NatsBus, start: StartRecorder, tmp_path: Path) -> None:
@@ -270,6 +341,7 @@ async def test_rows_go_to_standard_output(bus: NatsBus, start: StartRecorder, tm
     [
         ({"roll_bytes": 0}, "roll_bytes must be at least 1"),
         ({"prefix": "a/b"}, "prefix"),
+        ({"durable": "a.b"}, "durable must be a consumer's name"),
         ({"ack_wait_s": 1, "flush_interval_ms": 1000}, "ack_wait_s"),
         ({"directory": "/proc/nowhere"}, "directory"),
     ],

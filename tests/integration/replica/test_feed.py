@@ -104,7 +104,7 @@ class Publisher:
 
 @pytest.fixture
 async def publisher(url: str) -> AsyncIterator[Publisher]:
-    bus = await connect(url, name="bridge-w", timeout_s=10)
+    bus = await connect(url, name="bridge-w", timeout_s=30)
     publisher = Publisher(bus)
     await publisher.start()
     yield publisher

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from load.engine.core import CoreConfig
 from load.engine.scheduler import SchedulingPolicy
-from load.engine.timing import H100_8B
+from load.engine.timing import H100_8B, H100_70B, Profile
 from load.sim.clock import PS_PER_MS, EventQueue
 from load.sim.content import Chain
 from load.sim.engine import Rank, RankConfig
@@ -42,8 +43,16 @@ def run_spans(
             for finished in rank.finish(now).finished:
                 timeline.finished[finished.number] = now
             queue.put(now, ("start", None), 2)
+        elif kind == "loaded":
+            rank.loaded(now)
+            if rank.due_ps is not None:
+                queue.put(rank.due_ps, ("end", None), 1)
+            else:
+                queue.put(now, ("start", None), 2)
         elif kind == "start" and rank.idle:
             rank.start(now)
+            for due in rank.take_loads():
+                queue.put(due, ("loaded", None))
             if rank.due_ps is not None:
                 queue.put(rank.due_ps, ("end", None), 1)
     for request in requests:
@@ -168,6 +177,29 @@ def test_timing_is_that_of_the_engine() -> None:
         work = Work(prefill, prefill * (2 * ahead + prefill), 8, context)
         expected = H100_8B.step_s(prefill + 8, prefill * (ahead + prefill / 2), context)
         assert abs(TIMING.step(work) / 1e12 - expected) < 1e-9 * expected
+
+
+@pytest.mark.parametrize(
+    ("profile", "bodies", "prefills"),
+    [
+        (H100_8B, {512: 16.4, 1024: 27.1, 2048: 56.3}, {10_000: 0.31, 20_000: 0.73, 40_000: 1.87, 70_000: 4.4}),
+        (H100_70B, {512: 40.5, 1024: 77.4, 2048: 148}, {10_000: 0.76, 20_000: 1.66, 40_000: 3.8, 70_000: 8.1}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_times_are_those_that_were_measured(
+    profile: Profile, bodies: dict[int, float], prefills: dict[int, float]
+) -> None:
+    """The table of scheduling §4.2: bodies of an iteration in ms, by its line; what a context takes alone in s."""
+    timing = LinearTiming(profile)
+    assert timing.step(Work(decodes=1)) == profile.floor_ms * PS_PER_MS
+    for tokens, ms in bodies.items():
+        assert abs(timing.step(Work(prefill=tokens)) / PS_PER_MS - ms) < 0.08 * ms
+    for tokens, seconds in prefills.items():
+        chain = Chain()
+        config = RankConfig(num_blocks=30_000)
+        timeline, _ = run_spans([Arrival(0, 0, chain, tokens, 1)], config, [chain], timing)
+        assert abs(timeline.first_token[0] / 1e12 - seconds) < 0.06 * seconds
 
 
 def test_the_peers_timing_probe() -> None:

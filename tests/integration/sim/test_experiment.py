@@ -6,32 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from load.sim.cells import (
-    Alone,
-    Cell,
-    FleetSize,
-    Knee,
-    Load,
-    MeanWork,
-    Scenario,
-    generate,
-    make,
-    policy_names,
-)
-from load.sim.experiment import (
-    DESIGN_SEEDS,
-    HELD_OUT,
-    PRESETS,
-    RIVALS,
-    Calibration,
-    ExperimentError,
-    Listener,
-    Plan,
-    caps,
-    run_plan,
-)
+from load.sim.cells import Alone, Cell, Knee, MeanWork
+from load.sim.experiment import Calibration, Listener, caps, run_plan
+from load.sim.plan import DESIGN_SEEDS, HELD_OUT, RIVALS, ExperimentError, Plan
+from load.sim.presets import PRESETS
 from load.sim.results import Result, TurnRow
 from load.sim.run import SimConfig, simulate
+from load.sim.scenarios import FleetSize, Load, Scenario, generate, make, policy_names
 from load.sim.token_seconds import token_seconds
 
 FLEET = FleetSize(1, 120_000)
@@ -101,11 +82,17 @@ def test_caps_lie_around_what_fits() -> None:
     [
         ({"policies": ("kv", "comit")}, "unknown_policy", "commit, commit_fcfs"),
         ({"workloads": ("sweet",)}, "unknown_workload", "swe, bfcl"),
-        ({"workloads": (), "turn_workloads": (), "closed_workloads": ()}, "empty", "nothing to run"),
-        ({"seeds": ()}, "empty", "nothing to run"),
+        ({"workloads": (), "turn_workloads": (), "closed_workloads": (), "sides": ()}, "empty", "nothing to run"),
+        ({"seeds": (), "sides": ()}, "empty", "nothing to run"),
+        ({"perturbations": ("bad luck",)}, "unknown_perturbation", "no-labels, wrong-labels"),
+        ({"perturbations": ("worker-lost",)}, "unknown_perturbation", "--workers 2"),
+        ({"workloads": ("trace:/no/such/file",)}, "bad_trace", "no such file"),
+        ({"parameters": (("commit", "spam_s", "1"),)}, "bad_parameters", "spam_s"),
+        ({"parameters": (("commit", "span_s", "long"),)}, "bad_parameters", "span_s"),
+        ({"parameters": (("cap", "span_s", "1"),)}, "bad_parameters", "no policy of that name"),
     ],
 )
-def test_wrong_plans_say_what_there_is(change: dict[str, tuple[str, ...]], reason: str, said: str) -> None:
+def test_wrong_plans_say_what_there_is(change: dict[str, tuple[object, ...]], reason: str, said: str) -> None:
     """With the names to choose from."""
     with pytest.raises(ExperimentError, match=said) as refused:
         replace(PRESETS["quick"], **change).check()  # type: ignore[arg-type]
@@ -137,10 +124,10 @@ def test_a_plan_runs_in_its_order_and_is_heard_of() -> None:
     class Counting(Listener):
         planned = done_ = 0
 
-        def stage(self, what: str, jobs: int) -> None:
+        def stage(self, what: str, jobs: int, seconds: float = 0.0) -> None:
             self.planned += jobs
 
-        def done(self) -> None:
+        def done(self, seconds: float = 0.0) -> None:
             self.done_ += 1
 
     plan = Plan(

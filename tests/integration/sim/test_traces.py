@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from click.testing import CliRunner
 from load.sim import crosscheck
 from load.sim.crosscheck import AGENTIC, CONVERSATION, Anchor
 from load.sim.run import simulate
-from load.sim.traces import TraceError, load_trace, read_trace
+from load.sim.traces import TraceError, load_cut, load_trace, read_trace
 from services.admission.policies.round_robin import RoundRobin
+from tidegate.cli import main
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "sim"
 
@@ -70,6 +72,10 @@ def test_smaller_engine_blocks() -> None:
         line(input_length=-1),
         line(output_length="9"),
         line(timestamp=-1),
+        line(input_length=True),
+        line(session_id=["a"]),
+        line(tool={"name": "bash"}),
+        "[" * 100_000,
     ],
 )
 def test_a_bad_line_is_named(bad: str) -> None:
@@ -122,5 +128,60 @@ def test_kv_hits_more_than_round_robin() -> None:
 def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
     """Without traces: no rows, both named, nothing is near."""
     result = CliRunner().invoke(crosscheck.main, ["--traces", str(tmp_path), "--json"])
-    assert result.exit_code == 0
-    assert json.loads(result.output) == {"rows": [], "missing": [CONVERSATION, AGENTIC], "all_near": False}
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"rows": [], "missing": [CONVERSATION, AGENTIC], "all_near": False}
+    assert f"{AGENTIC} is not in {tmp_path}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("plain.jsonl.gz", b"{}", "cannot be read: Not a gzipped file"),
+        ("cut.jsonl.gz", gzip.compress(line().encode() * 100, mtime=0)[:-20], "cannot be read"),
+        ("binary.jsonl", b"\xff\xfe", "no text in UTF-8"),
+        ("bad.jsonl", b"{}\n", "line 1: hash_ids"),
+        ("empty.jsonl", b"\n", "has no lines"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_the_users_mistake(
+    name: str, content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One error that names the file, from the command too; no traceback, and not an interruption's code."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=f"{name}.*{said}"):
+        load_cut(path, requests=8, cut=1, block_size=16)
+    arguments = ["simulate", "--trace", str(path), "--loads", "1.0rho", "--policies", "kv", "--seeds", "1,2"]
+    assert main([*arguments, "--programs", "2", "--processes", "1"]) == 2
+    told = capsys.readouterr().err
+    assert name in told
+    assert said in told
+
+
+def test_sessions_are_found_in_a_window(tmp_path: Path) -> None:
+    """A line that begins as a whole earlier one did (but for its last block) is its next turn; one block in common,
+    which every line has, makes no session. Windows are cut one after another, and arrive from 0 s on."""
+    rows = [
+        line(timestamp=1_000, hash_ids=[1, 2, 3, 4]),
+        line(timestamp=2_000, hash_ids=[1, 5, 6]),
+        line(timestamp=61_000, hash_ids=[1, 2, 3, 9, 10], input_length=2_500),
+        line(timestamp=62_000, hash_ids=[1, 7, 8]),
+        line(timestamp=70_000, hash_ids=[1, 2, 3, 9, 11, 12], input_length=3_000),
+        line(timestamp=80_000, hash_ids=[1, 2, 3, 9, 10, 13], input_length=3_000),
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(rows))
+    programs = load_cut(path, requests=6, cut=0, block_size=16)
+    assert [len(program.turns) for program in programs] == [3, 1, 1, 1]
+    assert [turn.gap_s for turn in programs[0].turns] == [60.0, 9.0, 0.0]
+    assert [turn.tool for turn in programs[0].turns] == [None] * 3
+    assert [program.arrival_s for program in programs] == [0.0, 1.0, 61.0, 79.0]
+    second = load_cut(path, requests=4, cut=1, block_size=16)
+    assert [(program.arrival_s, len(program.turns)) for program in second] == [(0.0, 1), (59.0, 2), (60.0, 1)]
+    backwards = tmp_path / "backwards.jsonl"
+    backwards.write_text("\n".join(reversed(path.read_text().splitlines())))
+    with pytest.raises(TraceError, match=r"backwards.jsonl.*order of their timestamps"):
+        load_cut(backwards, requests=4, cut=0, block_size=16)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(TraceError, match="no lines"):
+        load_cut(tmp_path / "empty.jsonl", requests=4, cut=1, block_size=16)

@@ -19,9 +19,10 @@ from bus.subjects import trace
 from bus.tasks import Tasks
 from schemas.base import to_json
 from schemas.session import SessionKey
-from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
+from schemas.trace import AgentContext, RequestMetrics, TracedDecision, TracedLoad, TracedWorker, TraceRow
 from services.admission.config import AdmissionSettings
 from services.admission.shell import AdmissionService
+from services.admission.user_policies import UserPolicy
 from tests.support.nats import NatsServer
 from tests.support.processes import HelperProcess, start_process
 from tidegate import Policy
@@ -86,15 +87,35 @@ async def test_tail_filters(
         assert process.stdout.splitlines()[0].encode() in {to_json(item) for item in ROWS}
 
 
+async def test_tail_shows_decisions_where_it_is_asked_to(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
+    """Among requests, filtered as they are; rows of other kinds are none of its business."""
+    key = SessionKey(root="a").text()
+    for number, worker in enumerate(("w1", "w2")):
+        decision = TracedDecision(
+            request_id=f"r{number}", grant_id=f"g{number}", worker=TracedWorker(worker=worker), model="m"
+        )
+        row = TraceRow(event_type="decision", event_time_unix_ms=1, decision=decision)
+        await bus.publish_row(trace("decision", "m", key), to_json(row), message_id=f"decision:g{number}")
+    load = TraceRow(event_type="worker_load", event_time_unix_ms=1, worker_load=TracedLoad(worker="w1", model="m"))
+    await bus.publish_row(trace("worker_load", "m", "w1"), to_json(load), message_id="load")
+    await publish(bus, *ROWS)
+    arguments = ("--decisions", "--json", "--from-start", "--worker", "w1", "--count", "4", "--nats", nats_server.url)
+    async with tidegate(tmp_path, "tail", *arguments) as process:
+        assert await process.wait() == 0
+        rows = [json.loads(line) for line in process.stdout.splitlines()]
+        assert [row["event_type"] for row in rows] == ["decision", "request_end", "request_end", "request_end"]
+        assert rows[0]["decision"]["grant_id"] == "g0"
+
+
 async def test_tail_follows_and_ends_cleanly_on_ctrl_c(nats_server: NatsServer, bus: NatsBus, tmp_path: Path) -> None:
-    """Rows published while it runs are shown; SIGINT ends it with code 0 and no traceback."""
+    """Rows published while it runs are shown; SIGINT ends it with code 130 and no traceback."""
     async with tidegate(tmp_path, "tail", "--json", "--from-start", "--nats", nats_server.url) as process:
         await publish(bus, ROWS[0])
         await process.wait_for(lambda: len(process.stdout.splitlines()) == 1)
         await publish(bus, *ROWS[1:])
         await process.wait_for(lambda: len(process.stdout.splitlines()) == 4)
         process.signal(signal.SIGINT)
-        assert await process.wait() == 0
+        assert await process.wait() == 130
         assert shown(process) == ["r0", "r1", "r2", "r3"]
         assert process.stderr == ""
 
@@ -205,7 +226,7 @@ async def test_tail_goes_on_when_the_bus_comes_back(nats_server: NatsServer, bus
         await process.wait_for(lambda: len(process.stdout.splitlines()) == 1)
         nats_server.kill()
         nats_server.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while True:
                 try:
                     await publish(bus, *ROWS[1:])
@@ -214,19 +235,20 @@ async def test_tail_goes_on_when_the_bus_comes_back(nats_server: NatsServer, bus
                     await asyncio.sleep(0.1)
         await process.wait_for(lambda: len(process.stdout.splitlines()) >= 4)
         process.signal(signal.SIGINT)
-        assert await process.wait() == 0
+        assert await process.wait() == 130
         assert shown(process) == ["r0", "r1", "r2", "r3"]
 
 
 async def test_the_doctor_misses_a_policy_that_admission_asks(
     nats_server: NatsServer, bus: NatsBus, tmp_path: Path
 ) -> None:
-    """Admission says in its metadata which route policy it asks; the doctor says whether somebody serves it."""
-    settings = AdmissionSettings(route_policy="tenant-home", warmup_s=0.0)
+    """Admission says in its metadata which policies it asks what; the doctor says whether somebody serves all of it."""
+    settings = AdmissionSettings(policies=(UserPolicy(name="tenant-home", asks=("route", "admit")),), warmup_s=0.0)
     admission, tasks = AdmissionService(settings, CollectorRegistry()), Tasks()
     await admission.start(bus, tasks)
     policy = Policy("tenant-home")
     policy.route(lambda question: None)
+    policy.admit(lambda question: None)
     try:
         for verdict in ("warning", "ok"):
             async with tidegate(tmp_path, "doctor", "--json", "--nats", nats_server.url) as process:

@@ -36,7 +36,7 @@ class RawClient:
 
     async def head(self) -> tuple[int, dict[bytes, bytes]]:
         """Status and headers (lower case) of the next answer."""
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 30)
         first, *rest = head[:-4].split(b"\r\n")
         headers = dict(line.split(b": ", 1) for line in rest)
         return int(first.split(b" ")[1]), {name.lower(): value for name, value in headers.items()}
@@ -44,11 +44,11 @@ class RawClient:
     async def answer(self) -> tuple[int, dict[bytes, bytes], bytes]:
         """The next answer, whose length must be given."""
         status, headers = await self.head()
-        return status, headers, await asyncio.wait_for(self.reader.readexactly(int(headers[b"content-length"])), 5)
+        return status, headers, await asyncio.wait_for(self.reader.readexactly(int(headers[b"content-length"])), 30)
 
     async def rest(self) -> bytes:
         """Everything until the server closes."""
-        return await asyncio.wait_for(self.reader.read(), 5)
+        return await asyncio.wait_for(self.reader.read(), 30)
 
     def close(self) -> None:
         self.writer.close()
@@ -101,7 +101,7 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for a state that no event announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the state is another object's, without an event

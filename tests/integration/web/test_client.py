@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.integration.web.support import read_request, scripted, serving, until
+from tests.support.pace import stands_still
 from web.client import ClientLimits, HttpClient, Timeouts
 from web.errors import (
     AnswerTooLargeError,
@@ -65,7 +66,7 @@ async def test_two_at_once_use_two_connections() -> None:
     async with serving(meet) as server:
         client = HttpClient()
         url = f"http://127.0.0.1:{server.port}/"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await asyncio.gather(*(client.fetch("GET", url, [], b"") for _ in range(2)))
         assert (client.opened, client.idle_connections) == (2, 2)
         await client.close()
@@ -272,7 +273,7 @@ async def test_each_silence_has_its_name(sent: bytes, timeouts: Timeouts, error:
         client = HttpClient()
         with pytest.raises(error):
             await client.fetch("GET", base, [], b"", timeouts)
-        await asyncio.wait_for(hung_up.wait(), 5)
+        await asyncio.wait_for(hung_up.wait(), 30)
         assert client.open_connections == 0
         await client.close()
 
@@ -284,12 +285,12 @@ async def test_the_idle_time_starts_again_with_each_piece() -> None:
         responder.start(200, [])
         for _ in range(10):
             responder.write(b"x")
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(0.12)
         responder.finish()
 
     async with serving(drip) as server:
         client = HttpClient()
-        answer = await client.fetch("GET", f"http://127.0.0.1:{server.port}", [], b"", Timeouts(idle_s=0.25))
+        answer = await client.fetch("GET", f"http://127.0.0.1:{server.port}", [], b"", Timeouts(idle_s=1.0))
         assert answer.body == b"x" * 10
         await client.close()
 
@@ -345,7 +346,7 @@ async def test_cancelling_open_cuts_the_connection() -> None:
     async with serving(silent) as server:
         client = HttpClient()
         asking = asyncio.create_task(client.open("GET", f"http://127.0.0.1:{server.port}", [], b""))
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), 30)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -371,13 +372,10 @@ async def test_an_unread_stream_stops_the_server() -> None:
 
     async with serving(flood) as server:
         client = HttpClient(ClientLimits(high_bytes=65_536))
-        stream = await client.open("GET", f"http://127.0.0.1:{server.port}", [], b"", Timeouts(idle_s=0.2))
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.05)
-        assert sent < size
-        await asyncio.sleep(0.5)  # longer than the idle time: our own pause is not the server's silence
+        stream = await client.open("GET", f"http://127.0.0.1:{server.port}", [], b"", Timeouts(idle_s=1.0))
+        await stands_still(lambda: sent)
+        assert 0 < sent < size
+        await asyncio.sleep(1.2)  # longer than the idle time: our own pause is not the server's silence
         received = 0
         while piece := await stream.read():
             received += len(piece)

@@ -60,6 +60,7 @@ def ask(
     ingress: str = "ingress-1",
     ingress_epoch: int = 1,
     excluded: tuple[str, ...] = (),
+    avoided: tuple[str, ...] = (),
     model: str = MODEL,
     deadline_ms: int = 0,
     parent: str | None = None,
@@ -78,6 +79,7 @@ def ask(
         block_size=block_size,
         chain=b"\x01" * 8 * (tokens // block_size) if chain else b"",
         excluded=excluded,
+        avoided=avoided,
     )
 
 
@@ -247,8 +249,8 @@ class Driven:
 
 
 def driven(*, lead: bool = True, warm: bool = True, seed: int = 7, **settings: object) -> Driven:
-    """A core that leads with epoch 10, warm, without workers."""
-    values = {"warmup_s": 0.0 if warm else 1.2, **settings}
+    """A core that leads with epoch 10, warm, without workers; under policy ``kv`` unless another is named."""
+    values = {"warmup_s": 0.0 if warm else 1.2, "policy": "kv", **settings}
     core = Core(AdmissionSettings(**values), "admission-1", random.Random(seed).randrange, START)  # type: ignore[arg-type]
     driven = Driven(core)
     if lead:
@@ -322,7 +324,7 @@ def check_conserved(core: Driven) -> None:
         else:
             assert core.core.deciding.waits(turn.request_id)
     for pool in scheduled.pools.values():
-        assert isinstance(pool.policy, Commit)
+        assert isinstance(pool.policy, Commit), scheduled.failed
         book = pool.policy.book
         assert set(book.turns) == numbers
         assert set(book.seats) == set(pool.places)

@@ -1,18 +1,18 @@
-"""From ask to answer: grants, repeats, retries, holds, refusals, the index, the route policy."""
+"""From ask to answer: grants, repeats, retries, holds, refusals, the index."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from schemas.admit import Granted
 from schemas.decision import Decision
-from schemas.policy import RouteAnswer
-from schemas.request import Usage
+from schemas.request import Outcome, Usage
 from schemas.session import SessionFact
 from schemas.worker import RankLoad
-from services.admission.events import MatchAnswered, MatchFailed, PolicyAnswered, PolicyFailed, WorkerStated
+from services.admission.events import MatchAnswered, MatchFailed, WorkerStated
 from tests.unit.admission.build import (
     ask,
     check_books,
@@ -23,7 +23,6 @@ from tests.unit.admission.build import (
     held,
     identity,
     match_reply,
-    policy_questions,
     refused,
     replies,
     worker_state,
@@ -236,9 +235,9 @@ def test_a_full_queue_refuses_with_429_and_a_deadline_with_503() -> None:
     core.ask(ask("r1", "s1"))
     core.ask(ask("r2", "s2", deadline_ms=int((core.now + 1.5) * 1000)))
     full = refused(core.ask(ask("r3", "s3")))
-    assert (full.status, full.reason, full.retry_after_s) == (429, "hold_queue_full", 1)
+    assert (full.status, full.reason, full.retry_after_s) == (429, "hold_queue_full", 2)
     early = refused(core.wait(1.6))
-    assert (early.request_id, early.status, early.reason, early.retry_after_s) == ("r2", 503, "hold_deadline", 1)
+    assert (early.request_id, early.status, early.reason, early.retry_after_s) == ("r2", 503, "hold_deadline", 4)
     late = refused(core.wait(1.6))
     assert (late.request_id, late.reason) == ("r1", "hold_deadline")
     assert len(core.core.deciding.holds) == 0
@@ -307,6 +306,23 @@ def test_a_waiter_whose_only_worker_is_full_does_not_block_others() -> None:
     assert granted(core.ask(ask("new", "s2"))).grant.worker == "a"
 
 
+def test_an_avoided_worker_gets_nothing_while_there_is_another() -> None:
+    """An ingress says that everything fails there: the turn waits for room elsewhere, and nobody behind it does."""
+    core = driven(max_grants_per_rank=2)
+    core.workers("a", "b")
+    for number in range(2):
+        assert granted(core.ask(ask(f"r{number}", f"s{number}", avoided=("a",)))).grant.worker == "b"
+    assert held(core.ask(ask("r2", "s2", avoided=("a",))))
+    assert granted(core.ask(ask("r3", "s3"))).grant.worker == "a"
+
+
+def test_where_only_avoided_workers_are_left_they_are_tried() -> None:
+    core = driven()
+    core.workers("a", "b")
+    assert granted(core.ask(ask("r1", avoided=("a", "b")))).grant.worker in ("a", "b")
+    assert granted(core.ask(ask("r2", excluded=("b",), avoided=("a",)))).grant.worker == "a"
+
+
 def test_waiters_are_refused_at_once_when_the_last_worker_is_lost() -> None:
     """B1: never wait for ever: nobody can run them, so they are told."""
     core = driven(max_grants_per_rank=1)
@@ -328,53 +344,55 @@ def test_a_fresh_leader_holds_until_it_has_listened() -> None:
     assert granted(effects).hold_reason == "warming_up"
 
 
-# The route policy
+def test_what_a_client_says_of_its_turn_counts_where_nobody_remembers_it() -> None:
+    """A new leader: the client's signed turn state names the worker; a session that is known decides."""
+    core = driven()
+    core.workers("a", "b", "c")
+    for number, name in enumerate("abcabc"):
+        fresh = msgspec.structs.replace(ask(f"r{number}", f"s{number}", tokens=640), sticky=name)
+        assert granted(core.ask(fresh)).grant.worker == name
+    core.end(end("r0", "s0"))
+    again = msgspec.structs.replace(ask("again", "s0", tokens=640), sticky="b")
+    assert granted(core.ask(again)).grant.worker == "a"
 
 
-def test_a_route_policy_is_followed_when_its_answer_is_usable() -> None:
-    """The user's choice stands, marked custom, though the built-in one differs; the question shows both."""
-    core = driven(route_policy="mine")
-    core.workers("a", "b")
-    core.reach = {"a": 4, "b": 0}
-    (question,) = policy_questions(core.ask(ask("r1")))
-    assert question.name == "mine"
-    assert question.question.candidates[question.question.choice].worker == "a"
-    answer = granted(core.do(PolicyAnswered(question.ticket, RouteAnswer(worker="b"))))
-    assert (answer.grant.worker, answer.mode, answer.policy) == ("b", "custom", "mine")
+@pytest.mark.parametrize("outcome", ["upstream_error", "upstream_lost", "client_disconnect", "upstream_timeout"])
+def test_a_turn_that_is_sent_again_is_the_same_turn(outcome: Outcome) -> None:
+    """Harnesses send a failed turn again, up to 30 times, the same to the byte and without a word (harness.md §6)."""
+    core = driven()
+    core.workers("a")
+    for number in range(5):
+        core.ask(msgspec.structs.replace(ask(f"r{number}", "s"), digest=b"one"))
+        core.end(end(f"r{number}", "s", outcome=outcome))
+    session = core.core.state.sessions.get(identity("s").key)
+    assert session is not None
+    assert (session.turns, session.in_flight, core.core.state.counters.resends) == (1, 0, 4)
+    core.ask(msgspec.structs.replace(ask("next", "s"), digest=b"two"))
+    assert session.turns == 2
 
 
-@pytest.mark.parametrize(
-    ("answer", "counted"),
-    [
-        (RouteAnswer(worker="nobody"), "unusable"),
-        (RouteAnswer(worker="b", rank=7), "unusable"),
-        (RouteAnswer(), "no_opinion"),
-        ("late", "late"),
-        ("absent", "absent"),
-        ("unusable", "unusable"),
-    ],
-)
-def test_a_policy_that_is_late_absent_or_unusable_leaves_the_built_in_choice(
-    answer: RouteAnswer | str, counted: str
-) -> None:
-    """A policy can only help: whatever goes wrong with it is counted, and the turn runs."""
-    core = driven(route_policy="mine")
-    core.workers("a", "b")
-    core.reach = {"a": 4, "b": 0}
-    (question,) = policy_questions(core.ask(ask("r1")))
-    event = (
-        PolicyFailed(question.ticket, answer) if isinstance(answer, str) else PolicyAnswered(question.ticket, answer)
-    )
-    got = granted(core.do(event))
-    assert (got.grant.worker, got.mode, got.policy) == ("a", "policy", "kv")
-    assert core.core.state.counters.policy == {counted: 1}
+def test_a_turn_that_is_sent_again_while_the_first_is_open_is_the_same_turn() -> None:
+    core = driven()
+    core.workers("a")
+    for number in range(2):
+        core.ask(msgspec.structs.replace(ask(f"r{number}", "s"), digest=b"one"))
+    session = core.core.state.sessions.get(identity("s").key)
+    assert session is not None
+    assert (session.turns, session.in_flight) == (1, 2)
+    core.end(end("r0", "s", outcome="client_disconnect"))
+    core.end(end("r1", "s"))
+    assert (session.turns, session.in_flight) == (1, 0)
 
 
-def test_a_policys_choice_that_became_unusable_meanwhile_is_not_followed() -> None:
-    """B1: the worker left between question and answer: the built-in choice among those that live."""
-    core = driven(route_policy="mine")
-    core.workers("a", "b")
-    (question,) = policy_questions(core.ask(ask("r1")))
-    core.do(WorkerStated(worker_state("b", health="left")))
-    answer = granted(core.do(PolicyAnswered(question.ticket, RouteAnswer(worker="b"))))
-    assert (answer.grant.worker, answer.mode) == ("a", "policy")
+@pytest.mark.parametrize("digest", [b"one", b""])
+def test_the_same_words_after_an_answer_are_another_turn(digest: bytes) -> None:
+    """And where nobody tells bodies apart every turn counts, as ever."""
+    core = driven()
+    core.workers("a")
+    outcome: Outcome = "completed" if digest else "upstream_error"
+    for number in range(3):
+        core.ask(msgspec.structs.replace(ask(f"r{number}", "s"), digest=digest))
+        core.end(end(f"r{number}", "s", outcome=outcome))
+    session = core.core.state.sessions.get(identity("s").key)
+    assert session is not None
+    assert (session.turns, core.core.state.counters.resends) == (3, 0)

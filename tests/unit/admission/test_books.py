@@ -303,9 +303,13 @@ class Books(RuleBasedStateMachine):
         state = self.core.core.state
         forgotten = [each for each in self.live() if each.epoch != self.epochs[each.ingress]]
         assert not [each for each in forgotten if state.requests.get(each.request_id) is not None]
-        # Nobody ends what its ingress had not named for long before it was lost.
-        assert len(forgotten) <= state.counters.vanished + state.counters.released["lapsed"]
+        self.check_forgotten(forgotten)
         check_books(self.core.core)
+
+    def check_forgotten(self, forgotten: list[Owed]) -> None:
+        """Nobody ends what its ingress had not named for long before it was lost."""
+        counters = self.core.core.state.counters
+        assert len(forgotten) <= counters.vanished + counters.released["lapsed"]
 
     def answer_all(self) -> None:
         """Late index answers for whatever question is open."""
@@ -314,7 +318,5 @@ class Books(RuleBasedStateMachine):
             self.do(self.core.do(MatchFailed(ticket, "index_late")))
 
 
-Books.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Books.TestCase.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
 TestBooks = Books.TestCase

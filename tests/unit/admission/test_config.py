@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +10,17 @@ import pytest
 from bus.errors import SettingsError
 from bus.settings import load_settings
 from services.admission.config import AdmissionSettings
+from services.admission.user_policies import UserPolicy
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"index_deadline_ms": 1500}, "index_deadline_ms"),
-        ({"index_deadline_ms": 900, "route_policy": "mine", "route_policy_deadline_ms": 200}, "index_deadline_ms"),
+        ({"index_deadline_ms": 900, "policies": (UserPolicy(name="mine", deadline_ms=200),)}, "index_deadline_ms"),
+        ({"policies": (UserPolicy(name="mine"), UserPolicy(name="mine"))}, "mine is there twice"),
+        ({"policy": "kv", "policies": (UserPolicy(name="mine", asks=("lease",)),)}, "leases nothing"),
+        ({"policy_questions": 0}, "policy_questions"),
         ({"hold_keepalive_s": 1.5}, "hold_keepalive_s"),
         ({"lease_s": 1.0}, "lease_s"),
         ({"grant_ttl_s": 5.0}, "grant_ttl_s"),
@@ -28,9 +33,40 @@ def test_a_setting_that_breaks_a_rule_is_refused_by_name(settings: dict[str, Any
         AdmissionSettings(**settings)
 
 
-def test_a_policy_that_is_not_asked_costs_no_time() -> None:
-    """The policy's deadline counts only where there is a policy."""
-    assert AdmissionSettings(index_deadline_ms=1000, route_policy_deadline_ms=500).route_policy == ""
+def test_a_policy_that_nobody_waits_for_costs_no_time() -> None:
+    """Leases are asked about beside everything else: their deadline does not add to the index's."""
+    lease = UserPolicy(name="mine", asks=("lease",), deadline_ms=500)
+    assert AdmissionSettings(policy="commit", index_deadline_ms=1000, policies=(lease,)).policies == (lease,)
+
+
+def test_policies_are_a_list_of_tables_or_json(tmp_path: Path) -> None:
+    """The same in the file, in the environment and in --set; a mistake names its key."""
+    file = tmp_path / "tidegate.toml"
+    file.write_text('[[admission.policies]]\nname = "a"\nasks = ["route", "admit"]\nweight = 1\n')
+    text = '[{"name": "a", "asks": ["route", "admit"], "weight": 1}]'
+    wanted = (UserPolicy(name="a", asks=("route", "admit"), weight=1.0),)
+    for given in (
+        {"file": file, "environ": {}},
+        {"environ": {"TIDEGATE_ADMISSION_POLICIES": text}},
+        {"environ": {}, "overrides": {"policies": text}},
+    ):
+        settings = load_settings("admission", AdmissionSettings, **given)
+        assert settings.policies == wanted
+    for wrong, said in (
+        ('[{"name": "a", "asks": ["hint"]}]', "policies: [0].asks[0]: must be one of route, admit, lease"),
+        ('[{"name": "a", "weight": "much"}]', "policies: [0].weight: must be a number, or decides"),
+        ('[{"name": "a", "ask": ["route"]}]', "policies: [0]: has no key 'ask' (there are name, asks, order"),
+        (
+            '[{"name": "a", "weight": -1}]',
+            'policies: [0]: a: weight must be "decides" or a number above 0, at most 1000000',
+        ),
+        ('[{"name": "a", "deadline_ms": 2000}]', "policies: [0]: a: deadline_ms must be from 1 to 1000"),
+        ('[{"asks": ["route"]}]', "policies: [0]: lacks the key 'name'"),
+        ('[{"name": "a"}, {"name": "a"}]', "settings: policies: a is there twice"),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            load_settings("admission", AdmissionSettings, environ={}, overrides={"policies": wrong})
+        assert str(caught.value).startswith(said)
 
 
 def test_a_mistake_in_the_replicas_table_names_its_key() -> None:

@@ -13,6 +13,7 @@ from services.admission.cost import (
     Pricing,
     Prompt,
     booked_prefill_tokens,
+    joined,
     predicted_cached_tokens,
     shared_run,
 )
@@ -129,7 +130,7 @@ def test_shared_pages_count_only_in_the_run_that_continues_the_reach(
     shared: tuple[tuple[int, int], ...], reach: int, pages: int
 ) -> None:
     """Correction of §4.1: pages after a hole, and pages the rank has itself, are worth nothing."""
-    assert shared_run(shared, reach) == pages
+    assert shared_run(joined(shared), reach) == pages
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.config import ReplicaSettings
@@ -91,7 +91,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(actions=actions)
 def test_asked_or_own_decisions_are_the_same(actions: list[tuple[str, str, int]]) -> None:
     """Whatever is stored, lost, restarted, restored and asked, in whatever order: worker, rank, costs, blocks, health

@@ -11,11 +11,12 @@ import pytest
 from bus.errors import SettingsError
 from bus.facts import GapCounter
 from bus.settings import load_settings
-from schemas.admit import Granted
+from schemas.admit import Granted, Refused
 from schemas.decision import Decision
 from schemas.request import Usage
 from schemas.session import SessionFact
 from schemas.worker import WorkerProfile
+from services.admission.accounts import SeatAccount
 from services.admission.config import AdmissionSettings
 from services.admission.effects import AskIndex, Effect
 from services.admission.events import Decided, LeadershipChanged, MatchAnswered, WorkerStated
@@ -43,9 +44,10 @@ from tests.unit.admission.build import (
 KV_TOKENS = 16_000
 
 
-def committing(*workers: str, lead: bool = True, **settings: Any) -> Driven:
+def committing(*workers: str, lead: bool = True, hold_limit_s: float = 300.0, **settings: Any) -> Driven:
     """A core under ``commit``, with workers of 16,000 tokens each; an answer is charged 100 tokens."""
-    core = driven(lead=lead, policy="commit", policy_parameters={"output_tokens": 100}, **settings)
+    parameters = {"output_tokens": 100, "hold_limit_s": hold_limit_s}
+    core = driven(lead=lead, policy="commit", policy_parameters=parameters, **settings)
     for worker in workers or ("a",):
         core.do(WorkerStated(worker_state(worker)))
     return core
@@ -83,9 +85,7 @@ def test_a_policys_parameters_are_checked_by_its_own_type() -> None:
         with pytest.raises(ValueError, match="commit"):
             AdmissionSettings(policy="commit", policy_parameters=wrong)
     with pytest.raises(ValueError, match="policy_parameters"):
-        AdmissionSettings(policy_parameters={"lo": 0.5})
-    with pytest.raises(ValueError, match="route_policy"):
-        AdmissionSettings(policy="commit", route_policy="mine")
+        AdmissionSettings(policy="kv", policy_parameters={"lo": 0.5})
 
 
 @pytest.mark.parametrize("name", sorted(set(POLICIES) - {"kv"}))
@@ -143,6 +143,16 @@ def test_a_turn_waits_until_there_is_memory_and_is_told_so() -> None:
     assert reply.hold_reason == "policy"
     assert reply.hold_ms >= 900
     check_conserved(core)
+
+
+def test_what_the_policy_goes_by_is_on_the_page_of_metrics() -> None:
+    core = committing("a")
+    granted(core.ask(ask("r1", "s1", tokens=4_000)))
+    page = {metric.name: metric for metric in AdmissionMetrics(core.core, GapCounter()).collect()}
+    values = {sample.labels["name"]: sample.value for sample in page["tidegate_policy_figure"].samples}
+    assert values["charged_tokens"] == 4_100
+    assert values["committed_tokens"] == KV_TOKENS / 8  # nothing is learned yet
+    assert values["kappa"] == 1.3
 
 
 def test_what_the_index_said_is_asked_again_after_a_long_hold() -> None:
@@ -212,7 +222,7 @@ def _tables(core: Driven) -> dict[str, Any]:
 
 
 def test_a_waiter_that_nobody_lets_in_time_is_refused_and_leaves_nothing() -> None:
-    core = committing(hold_deadline_s=5.0)
+    core = committing(hold_deadline_s=5.0, hold_limit_s=2.0)
     core.ask(ask("r1", "s1", tokens=9_000))
     core.ask(ask("r2", "s2", tokens=9_000))
     core.accept(accepted("r1", "s1"))
@@ -232,6 +242,43 @@ def test_a_full_queue_refuses_with_429() -> None:
     reply = refused(core.ask(ask("r3", "s3", tokens=9_000)))
     assert (reply.reason, reply.status, reply.retry_after_s) == ("hold_queue_full", 429, 1)
     check_conserved(core)
+
+
+@pytest.mark.parametrize("block_size", [None, 16])
+def test_a_line_for_places_has_the_same_bound(block_size: int | None) -> None:
+    """Without a seat, or with all places of a rank taken, as many wait as may, and no more."""
+    core = driven(policy="commit", max_grants_per_rank=1, hold_queue_limit=2)
+    core.do(WorkerStated(worker_state("a", block_size=block_size)))
+    granted(core.ask(ask("r0", "s0", tokens=100)))
+    for number in (1, 2):
+        assert not replies(core.ask(ask(f"r{number}", f"s{number}", tokens=100)), Refused)
+    answer = refused(core.ask(ask("r3", "s3", tokens=100)))
+    assert (answer.reason, answer.status) == ("hold_queue_full", 429)
+    assert core.core.deciding.held == 2
+    assert not core.core.deciding.waits("r3")
+    core.end(end("r0", "s0"))
+    assert core.core.deciding.held == 1
+
+
+def test_a_long_line_for_places_costs_one_look_at_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens: where none of the ranks has a place, each of those that wait for any of them need not look."""
+    core = driven(policy="commit", max_grants_per_rank=1)
+    for number in range(8):
+        core.do(WorkerStated(worker_state(f"w{number}", block_size=None)))
+    for number in range(60):
+        core.ask(ask(f"r{number}", f"s{number}", tokens=100))
+    assert core.core.deciding.held == 52
+    looks: list[str] = []
+    ledger = core.core.state.ledger
+    account = ledger.account
+
+    def counted(worker: str, rank: int) -> SeatAccount:
+        looks.append(worker)
+        return account(worker, rank)
+
+    monkeypatch.setattr(ledger, "account", counted)
+    core.do(WorkerStated(worker_state("w0", block_size=None)))
+    assert len(looks) <= 3 * 8
 
 
 def test_facts_that_come_twice_or_late_change_nothing() -> None:

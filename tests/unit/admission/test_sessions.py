@@ -22,6 +22,9 @@ def test_every_transition_is_in_the_table_and_nothing_leaves_closed() -> None:
         ("reasoning", "final_turn_ended", "closed"),
         ("acting", "turn_began", "reasoning"),
         ("acting", "expired", "closed"),
+        ("acting", "paused", "paused"),
+        ("paused", "resumed", "acting"),
+        ("paused", "expired", "closed"),
     }
     assert all((SessionState.CLOSED, event) not in TRANSITIONS for event in SessionEvent)
 

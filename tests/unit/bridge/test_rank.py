@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.bridge.endpoints import RankSource
@@ -320,7 +320,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(actions=actions, replay=st.booleans())
 def test_what_is_forwarded_is_what_was_published(actions: list[tuple[str, bool]], replay: bool) -> None:
     """Whatever is lost, repeated, forgotten or restarted: within one incarnation numbers have no hole, every batch is
@@ -478,7 +477,6 @@ def test_history_that_another_process_may_have_answered_is_asked_for_again() -> 
         assert at.feed.state() == ("synced", None)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     past=st.integers(1, 20),
     missed=st.integers(0, 10),

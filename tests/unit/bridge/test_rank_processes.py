@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.bridge.checkpoint import RankCheckpoint
@@ -277,7 +277,6 @@ def run(script: list[tuple[str, ...]], *, replay: bool, hides: bool, bind: bool,
     return world
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     script=st.lists(acts, max_size=60),
     replay=st.booleans(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.facts import FactNumbers, GapCounter, subject_family
@@ -68,7 +68,6 @@ def test_the_number_of_sources_is_bounded() -> None:
     assert gaps.see("f", fact(1, 9, "c")) == 8
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_missed_and_seen_add_up(lengths: list[int], random: object) -> None:
     """Whatever is lost on the way, what arrived and what was counted as missed make up what was sent since joining."""

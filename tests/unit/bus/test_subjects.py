@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bus import subjects
@@ -16,7 +16,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9_=-]+")
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 
 
-@settings(max_examples=60)
 @given(ANY_TEXT)
 @example("")
 @example("h_x")
@@ -46,7 +45,6 @@ def test_an_id_is_one_legal_token_and_comes_back(text: str) -> None:
         assert re.fullmatch(r"h_[0-9a-f]{32}", token)
 
 
-@settings(max_examples=60)
 @given(ANY_TEXT, ANY_TEXT)
 def test_two_ids_never_share_a_token(one: str, other: str) -> None:
     """Also not an id that looks like another's encoding or hash."""
@@ -83,7 +81,16 @@ SUBJECTS = {
     "tool": subjects.tool("start", "a/b/c/"),
     "hint": subjects.hint("w"),
     "hint_result": subjects.hint_result("w"),
+    "hint_intent": subjects.hint_intent("p"),
+    "policy_hint": subjects.policy("hint", "p"),
+    "pool": subjects.pool("p"),
+    "pool_reset": subjects.pool_reset("p"),
+    "pool_state": subjects.pool_state("p"),
+    "pool_snapshot": subjects.pool_snapshot("p"),
+    "index_recognise": subjects.INDEX_RECOGNISE,
     "policy_route": subjects.policy("route", "p"),
+    "policy_admit": subjects.policy("admit", "p"),
+    "policy_lease": subjects.policy("lease", "p"),
     "trace": subjects.trace("request_end", "m", "a/b/c/"),
 }
 

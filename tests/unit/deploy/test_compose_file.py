@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from bus.permissions import users
 from bus.settings import CommonSettings, load_settings
+from services.recorder.config import RecorderSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if name != "nats"}
+SECURE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.secure.yaml").read_text())
+POOL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "deploy" / "compose.pool.yaml").read_text())["services"]
 
 
 def module_of(service: dict[str, Any]) -> str:
@@ -49,9 +53,26 @@ def test_settings_in_the_file_are_settings_that_exist(name: str) -> None:
     """A container's environment loads as its process's settings: no unknown key, no value of the wrong type."""
     module = module_of(OURS[name])
     section = module.rpartition(".")[2]
-    environment = {key: str(value) for key, value in OURS[name].get("environment", {}).items()}
+    said = OURS[name].get("environment", {})
+    environment = {key: str(value) for key, value in said.items() if value is not None}
     assert environment, "a container without settings would look for NATS on its own loopback"
     load_settings(section, settings_type(module), environ=environment)
+
+
+def test_a_recorder_in_the_image_has_all_its_sinks() -> None:
+    """What the extra ``otlp`` needs is locked for the image; who runs `docker compose` names the sinks, and they are
+    passed on."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    locked = {line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()}
+    assert {re.split(r"[^\w-]", each)[0] for each in extras["otlp"]} <= locked
+    passed = {key for key, value in OURS["recorder"]["environment"].items() if value is None}
+    assert passed == {"TIDEGATE_RECORDER_SINKS", "TIDEGATE_RECORDER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"}
+    environment = {
+        "TIDEGATE_RECORDER_SINKS": '["file", "otlp"]',
+        "TIDEGATE_RECORDER_OTLP_ENDPOINT": "http://collector:4318",
+    }
+    settings = load_settings("recorder", RecorderSettings, environ=environment)
+    assert settings.sinks == ("file", "otlp")
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -112,3 +133,44 @@ def test_the_build_context_holds_every_package_of_the_wheel() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert packed <= copied
     assert {word.split("/")[0] for word in copied} <= {word.split("/")[0] for word in allowed}
+
+
+@pytest.mark.parametrize("name", sorted(POOL))
+def test_the_file_with_a_pool_adds_settings_that_exist(name: str) -> None:
+    """What it adds to a container, and the two that it brings, load as their processes' settings; probes ask the port
+    that is served."""
+    service = {**OURS.get(name, {}), **POOL[name]}
+    module = module_of(service)
+    environment = {**OURS.get(name, {}).get("environment", {}), **POOL[name]["environment"]}
+    load_settings(module.rpartition(".")[2], settings_type(module), environ={k: str(v) for k, v in environment.items()})
+    assert f":{environment['TIDEGATE_HTTP_PORT']}/" in service["healthcheck"]["test"][-1]
+    assert service["restart"] == "unless-stopped"
+
+
+def test_every_engine_of_the_file_shares_the_pool() -> None:
+    """One that wrote elsewhere, or whose bridge did not say so, would be left out without a word."""
+    engines = {name for name, service in OURS.items() if module_of(service) == "load.engine"}
+    bridges = {name for name, service in OURS.items() if module_of(service) == "services.bridge"}
+    assert {name for name in POOL if name in OURS} == engines | bridges
+    url = POOL["bridge-pool"]["environment"]["TIDEGATE_BRIDGE_POOL_URL"]
+    assert {POOL[name]["environment"]["TIDEGATE_ENGINE_POOL_URL"] for name in engines} == {url}
+    pool = POOL["bridge-pool"]["environment"]["TIDEGATE_BRIDGE_POOL"]
+    assert {POOL[name]["environment"]["TIDEGATE_BRIDGE_SHARED_POOL"] for name in bridges} == {pool}
+
+
+def test_the_secure_file_gives_every_process_its_own_user() -> None:
+    """Each process of ours but the engines has a user that exists and that user's password, nobody else's."""
+    made = {user.name for user in users()}
+    speaking = {name for name, service in OURS.items() if module_of(service) != "load.engine"}
+    assert set(SECURE["services"]) == speaking | {"nats"}
+    for name in speaking:
+        added = SECURE["services"][name]
+        user = added["environment"]["TIDEGATE_NATS_USER"]
+        assert user in made
+        assert user == module_of(OURS[name]).rpartition(".")[2]
+        assert added["secrets"] == [f"nats-{user}"]
+        assert added["environment"]["TIDEGATE_NATS_PASSWORD_FILE"] == f"/run/secrets/nats-{user}"
+        assert SECURE["secrets"][f"nats-{user}"] == {"file": f"./secrets/{user}"}
+        module = module_of(OURS[name])
+        written = {key: value for key, value in OURS[name]["environment"].items() if value is not None}
+        load_settings(module.rpartition(".")[2], settings_type(module), environ={**written, **added["environment"]})

@@ -13,9 +13,11 @@ from bus.settings import load_settings
 from load.engine import api
 from load.engine.api import ApiError, ChatBody, CompletionBody
 from load.engine.config import EngineSettings
+from load.engine.messages_api import CountTokensBody
 from load.engine.misbehave import Misbehaviour
 from load.engine.outputs import PlannedOutput, ToolCall
 from load.engine.responses import AnswerHead, AnswerStream, UsageNumbers, whole_answer
+from load.engine.responses_api import ResponsesBody
 
 USAGE = UsageNumbers(prompt_tokens=10, completion_tokens=3, cached_tokens=0)
 HEAD = AnswerHead(endpoint="chat", answer_id="chatcmpl-1", model='m"x', created=5, call_id="call")
@@ -24,6 +26,28 @@ PLAN = PlannedOutput(array("I", [1, 2, 3]), ["One", " two", ""], "stop")
 
 def chat(**fields: Any) -> ChatBody:
     return api.read_body(json.dumps({"messages": [], **fields}).encode(), ChatBody)
+
+
+@pytest.mark.parametrize("part", ["text", 7, None], ids=str)
+def test_parts_that_are_no_objects(part: Any) -> None:
+    """A client's mistake in any API: 400, never an error of the engine's own."""
+    bodies = (
+        {"input": [{"role": "user", "content": [part]}]},
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": [part]}]},
+    )
+    for body in bodies:
+        with pytest.raises(ApiError, match="must be objects"):
+            api.read_body(json.dumps(body).encode(), ResponsesBody).as_chat()
+    results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [part]}]}
+    with pytest.raises(ApiError, match="must be objects"):
+        api.read_body(json.dumps({"messages": [results]}).encode(), CountTokensBody).as_chat()
+
+
+@pytest.mark.parametrize("tools", [[7], {"a": 1}, None], ids=str)
+def test_a_namespace_without_functions(tools: Any) -> None:
+    """Nothing of it is shown to the model."""
+    body = {"input": "hi", "tools": [{"type": "namespace", "name": "n", "tools": tools}]}
+    assert api.read_body(json.dumps(body).encode(), ResponsesBody).as_chat().tools is None
 
 
 def test_unknown_fields_are_ignored() -> None:

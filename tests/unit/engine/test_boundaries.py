@@ -15,7 +15,8 @@ from services.ingress.prompts import ChatTemplate as IngressTemplate
 
 PURE = (
     *("requests", "block_hash", "blocks", "kv_cache", "kv_events", "scheduler", "timing", "core"),
-    *("tokens", "outputs", "api", "responses", "kv_wire", "misbehave"),
+    *("tokens", "outputs", "api", "responses", "kv_wire", "misbehave", "errors"),
+    *("free_queue", "tiers", "tier_scheduler", "sessions", "tool_pins", "hints", "hint_actions", "pool_pages"),
 )
 FORBIDDEN = {"asyncio", "time", "socket", "zmq", "os", "nats", "uvloop", "web", "threading", "subprocess", "datetime"}
 

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from load.engine.block_hash import ExtraKeys
-from load.engine.core import CoreConfig, DuplicateRequestError, EngineCore, StepResult, TooLargeError
+from load.engine.core import CoreConfig, EngineCore, StepResult
+from load.engine.errors import DuplicateRequestError, TooLargeError
 from load.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from load.engine.requests import EngineRequest
 from load.engine.scheduler import SchedulingPolicy
@@ -120,7 +121,6 @@ def check_blocks(core: EngineCore, live: list[EngineRequest]) -> None:
         assert len(set(item.blocks)) == len(item.blocks)
 
 
-@settings(max_examples=40, deadline=None)
 @given(commands=commands, policy=st.sampled_from(["fcfs", "priority"]), budget=st.sampled_from([7, 16, 2048]))
 def test_invariants_under_any_load(commands: list[object], policy: SchedulingPolicy, budget: int) -> None:
     """Blocks conserved, replayed events = resident set, outputs whole, everything finishes; on a small pool."""
@@ -175,7 +175,6 @@ def test_invariants_under_any_load(commands: list[object], policy: SchedulingPol
     assert core.cache.pool.used_blocks == 0
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     prompts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.sampled_from([None, "s"])), max_size=12),
     together=st.booleans(),

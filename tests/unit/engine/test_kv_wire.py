@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvcore.events import Cleared, Removed, Stored, decode_batch
+from kvcore.events import Cleared, Removed, Stored, Tier, decode_batch
 from load.engine.block_hash import ExtraKeys
 from load.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from load.engine.kv_publisher import rank_endpoint
@@ -100,3 +100,34 @@ def test_ports_count_up_with_the_rank() -> None:
     assert rank_endpoint("tcp://*:5557", 2) == "tcp://*:5559"
     assert rank_endpoint("tcp://127.0.0.1:0", 2) == "tcp://127.0.0.1:0"
     assert rank_endpoint("ipc:///run/kv", 1) == "ipc:///run/kv_dp1"
+
+
+TIERED: list[tuple[EventForm, bool, str, str]] = [
+    ("vllm-map", False, "CPU", "STORAGE"),
+    ("vllm-map", True, "CPU", "STORAGE"),
+    ("vllm-array", False, "CPU", "STORAGE"),
+    ("sglang", False, "CPU_PINNED", "DISK"),
+]
+
+
+@pytest.mark.parametrize(("form", "described", "host", "disk"), TIERED)
+def test_events_of_lower_tiers(form: EventForm, described: bool, host: str, disk: str) -> None:
+    """Engine-events §2.7, §4: media by engine; vLLM's connector tells hashes one by one, without tokens."""
+    encoder = KvEncoder(form, "int", 4, 0, ["adapter"], describe_tiers=described)
+    events: list[KvEvent] = []
+    for tier in ("host", "disk"):
+        where: Any = {"tier": tier}
+        events.append(BlockStored((b"\x01" * 32, b"\x02" * 32), None, array("I", range(8)), 0, ExtraKeys(), **where))
+        events.append(BlockRemoved(b"\x01" * 32, **where))
+    payload = encoder.encode(events, 1.0)
+    assert host.encode() in payload
+    assert disk.encode() in payload
+    decoded = decode_batch(payload).events
+    placeholder = form != "sglang" and not described
+    assert [type(event) for event in decoded] == [*([Stored] * (1 + placeholder)), Removed] * 2
+    tiers = [event.tier for event in decoded if not isinstance(event, Cleared)]
+    assert tiers == [Tier.HOST] * (2 + placeholder) + [Tier.DISK] * (2 + placeholder)
+    for event in decoded:
+        if isinstance(event, Stored):
+            assert len(event.tokens) == (0 if placeholder else 32)
+            assert event.connector == (form != "sglang")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -12,7 +13,9 @@ from bus import subjects
 from schemas.base import to_json
 from schemas.ingress import IngressState
 from schemas.placed import Placed
+from schemas.pool import SharedLayout
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress, Usage
+from schemas.worker import Engine
 from services.ingress import events
 from services.ingress.answers import AnswerFacts
 from services.ingress.core import IngressRules
@@ -31,6 +34,7 @@ from services.ingress.effects import (
 from services.ingress.errors import MisuseError
 from services.ingress.requests import FAILURES, RETRY_STATUSES, STEPS
 from services.ingress.texts import TextBlocks
+from services.ingress.tokens import PageRule, from_ids
 from tests.unit.ingress.builders import GOOD, MODEL, Scene, counted, granted, held, received, refused, worker
 
 R = "r1"
@@ -90,7 +94,7 @@ def test_a_request_from_beginning_to_end() -> None:
 
     effects = scene.play(granted(R, "w1"), after_s=0.02)
     assert kinds(effects) == ["RequestDispatched", "Forward"]
-    assert only(effects, Forward) == Forward(R, 0, "w1", "http://w1", 0, 1, -3)
+    assert only(effects, Forward) == Forward(R, 0, "w1", "http://w1", 0, 1, -3, session_id="S")
 
     effects = scene.play(first_byte(), after_s=0.3)
     assert kinds(effects) == ["Relay", "RequestFirstToken"]
@@ -131,15 +135,104 @@ def test_subjects_name_model_and_session() -> None:
     assert row.subject == subjects.trace("request_end", "m", "default/opencode/a%20b/")
 
 
-@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/completions"])
-def test_what_cannot_be_scored_is_asked_for_at_once(path: str) -> None:
-    """A token count, or a batch of prompts: no tokens are counted, the request is placed by session and load (C6)."""
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/responses", {"input": "go on", "previous_response_id": "resp_1"}),
+    ],
+)
+def test_what_cannot_be_scored_is_asked_for_at_once(path: str, body: dict[str, object]) -> None:
+    """A batch of prompts, or one that the engine keeps: no tokens are counted, the request is placed by session and
+    load (C6)."""
     scene = Scene("w1")
-    effects = scene.play(received(R, path=path, prompt=["a", "b"]))
+    effects = scene.play(received(R, path=path, **body))  # type: ignore[arg-type]
     assert kinds(effects) == ["RequestAccepted", "AskAdmission"]
     question = only(effects, AskAdmission).question
     assert (question.tokens_from, question.chain, question.block_size) == ("estimate", b"", 0)
     assert question.input_tokens > 0
+
+
+@pytest.mark.parametrize(("engine", "dialect"), [("sglang", "sglang"), ("vllm", "vllm"), ("unknown", "vllm")])
+def test_an_answer_is_read_in_its_engines_dialect(engine: Engine, dialect: str) -> None:
+    """A fleet may have both."""
+    heard = worker("w1").state
+    profile = msgspec.structs.replace(heard.profile, engine=engine)
+    scene = Scene("w2")
+    scene.play(events.WorkerHeard(state=msgspec.structs.replace(heard, profile=profile)))
+    scene.play(received(R, path="/v1/messages"), counted(R))
+    assert only(scene.play(granted(R, "w1")), Forward).dialect == dialect
+
+
+COUNT = "/v1/messages/count_tokens"
+
+
+def test_what_only_counts_asks_nobody() -> None:
+    """A token count computes nothing: it goes to an engine without a decision, and nobody is told a worker that it
+    would be booked on; it fails over once, and has one end and one row like any other (C6)."""
+    scene = Scene("w1", "w2")
+    effects = scene.play(received(R, path=COUNT))
+    assert kinds(effects) == ["RequestAccepted", "Forward"]
+    first = only(effects, Forward)
+    scene.play(events.Tick())
+    (state,) = [one.fact for one in scene.effects if isinstance(one, Publish) and isinstance(one.fact, IngressState)]
+    assert [(each.request_id, each.worker) for each in state.in_flight] == [(R, None)]
+    effects = scene.play(failed("connection_lost"))
+    assert kinds(effects) == ["CloseUpstream", "Forward"]
+    assert only(effects, Forward).worker != first.worker
+    scene.play(first_byte(attempt=1), ended(attempt=1))
+    row = only(scene.effects, PublishRow).row.request
+    assert row is not None
+    assert (row.outcome, row.kind, row.attempts, row.decision_mode) == ("completed", "count_tokens", 2, None)
+    assert (row.ttft_ms is None, row.prefill_wait_time_ms, row.prefill_time_ms) == (False, None, None)
+    assert not [one for one in scene.effects if isinstance(one, AskAdmission)]
+    assert not [one for one in scene.effects if isinstance(one, Publish) and isinstance(one.fact, RequestDispatched)]
+
+
+def test_a_token_count_without_a_worker_is_refused() -> None:
+    """The model is known, and nobody serves it now: 503."""
+    scene = Scene("w1")
+    scene.play(worker("w1", seq=1, health="left"))
+    effects = scene.play(received(R, path=COUNT))
+    assert only(effects, Answer).reply.status == 503
+
+
+def test_an_engine_without_the_api_is_named_and_not_blamed() -> None:
+    """Another worker may serve it; else 501 with a reason, and an outcome for which no session leaves its worker."""
+    scene = dispatched("w1", "w2", path="/v1/messages")
+    missing = events.AnswerFailed(request_id=R, attempt=0, reason="api_not_served", detail="Engine w1 does not.")
+    effects = scene.play(missing)
+    assert kinds(effects) == ["CloseUpstream", "AskAdmission"]
+    scene.play(granted(R, "w2", attempt=1))
+    effects = scene.play(replace(missing, attempt=1))
+    reply = only(effects, Answer).reply
+    assert (reply.status, reply.reason) == (501, "api_not_served")
+    assert json.loads(reply.body) == {"type": "error", "error": {"type": "api_error", "message": "Engine w1 does not."}}
+    row = only(effects, PublishRow).row.request
+    assert row is not None
+    assert (row.outcome, row.reason, row.status) == ("client_error", "api_not_served", 501)
+
+
+@pytest.mark.parametrize(
+    ("path", "last", "outcome"),
+    [
+        ("/v1/responses", True, "completed"),
+        ("/v1/messages", True, "completed"),
+        ("/v1/chat/completions", True, "completed"),
+        ("/v1/responses", False, "client_disconnect"),
+        ("/v1/chat/completions", False, "client_disconnect"),  # its usage may not have come yet
+    ],
+)
+def test_who_leaves_after_the_last_event_has_it_all(path: str, last: bool, outcome: str) -> None:
+    """Codex closes its connection at ``response.completed`` (harness.md §3), others at ``[DONE]``: their turns are not
+    disconnects."""
+    body = {"input": "x"} if path == "/v1/responses" else {}
+    scene = dispatched("w1", path=path, stream=True, **body)
+    scene.play(first_byte())
+    effects = scene.play(events.ClientGone(request_id=R, answer=replace(GOOD, last_event=last)))
+    assert kinds(effects) == ["CloseUpstream", "RequestEnd", "PublishRow"]
+    end, _ = scene.end()
+    assert end.outcome == outcome
 
 
 def test_unknown_models_and_unknown_fleets() -> None:
@@ -185,6 +278,20 @@ def test_a_refusal_reaches_the_client() -> None:
     assert (row.request.hold_reason, row.request.queue_depth) == ("no_room", 2)
 
 
+def test_a_policys_refusal_says_whose_it_is_and_why() -> None:
+    """The user's policy has a word in the message; the code and the header stay the stable reason."""
+    scene = Scene("w1")
+    scene.play(received(R), counted(R))
+    told = msgspec.structs.replace(
+        refused(R).reply, reason="policy_refused", policy="night-shift", detail="batch work runs at night"
+    )
+    effects = scene.play(events.AdmitReplied(request_id=R, attempt=0, reply=told))
+    answer = only(effects, Answer).reply
+    assert answer.reason == "policy_refused"
+    assert msgspec.json.decode(answer.body)["error"]["code"] == "policy_refused"
+    assert b"Policy night-shift refused the request: batch work runs at night." in answer.body
+
+
 @pytest.mark.parametrize("reason", ["admit_silent", "no_responders", "bus_down", "bad_reply"])
 def test_without_a_leader_a_session_has_its_place(reason: events.AdmitFailure) -> None:
     """No decision: rendezvous hash, mode fallback, the same worker for each turn of a session (C9, DESIGN §8)."""
@@ -202,22 +309,25 @@ def test_without_a_leader_a_session_has_its_place(reason: events.AdmitFailure) -
     assert len(chosen) == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])
-def test_what_we_place_ourselves_is_said(path: str) -> None:
+COMPACTION = {"x-claude-code-session-id": "S", "anthropic-beta": "fallback-credit-2026"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "is_turn"),
+    [("/v1/chat/completions", {"x-session-id": "S"}, True), ("/v1/messages", COMPACTION, False)],
+)
+def test_what_we_place_ourselves_is_said(path: str, headers: dict[str, str], is_turn: bool) -> None:
     """Without a leader the ingress publishes what it sent where, as admission would; a side request names no session,
     for it does not move it."""
     scene = Scene("w1")
-    scene.play(received(R, path=path, headers={"x-session-id": "S"}))
+    scene.play(received(R, path=path, headers=headers))
     scene.play(counted(R))
     said = scene.play(undecided("bus_down"))[0]
     assert isinstance(said, Publish)
     assert (said.subject, said.packed) == ("tg.v1.placed.w1", True)
     assert isinstance(said.fact, Placed)
-    is_turn = path == "/v1/chat/completions"
     assert (said.fact.request_id, said.fact.worker, said.fact.rank, said.fact.mode) == (R, "w1", 0, "fallback")
-    assert (said.fact.session is not None, len(said.fact.chain) // 8, said.fact.block_size) == (
-        (True, 2, 4) if is_turn else (False, 0, 0)
-    )
+    assert (said.fact.session is not None, len(said.fact.chain) // 8, said.fact.block_size) == (is_turn, 2, 4)
     assert said.fact.indexed is None, "nobody asked the index: nothing to be compared"
 
 
@@ -236,6 +346,25 @@ def test_text_where_there_are_no_tokens() -> None:
     _, row = scene.end()
     assert row.request is not None
     assert (row.request.replay, row.request.kv_hit_rate, row.request.usage_estimated) == (None, None, True)
+
+
+def test_a_shared_pool_s_pages_go_with_the_question() -> None:
+    """Workers read a shared pool by SGLang's rule: the prompt's pages are hashed by it once, and asked with."""
+    scene = Scene()
+    told = worker("w1").state
+    shared = SharedLayout(pool="p", scheme="sglang_hicache", page_size=4)
+    scene.play(
+        events.WorkerHeard(
+            state=msgspec.structs.replace(told, profile=msgspec.structs.replace(told.profile, shared=shared))
+        )
+    )
+    assert only(scene.play(received(R)), CountPrompt).pages == PageRule(4)
+    tokens = from_ids(range(10), 4).paged(PageRule(4), None)
+    ask = only(
+        scene.play(events.PromptCounted(request_id=R, tokens=tokens, tokens_from="tokenizer")), AskAdmission
+    ).question
+    assert (len(ask.pages), ask.page_size, len(ask.chain)) == (32, 4, 16)
+    assert ask.pages == tokens.pages
 
 
 def test_a_pool_that_does_not_say_its_block_size() -> None:
@@ -283,7 +412,8 @@ def test_one_retry_on_another_worker_before_the_first_byte(reason: events.Answer
     status = FAILURES[reason][0]
     assert only(effects, Answer).reply.status == status
     end, row = scene.end()
-    assert (end.outcome, end.reason) == ("upstream_timeout" if status == 504 else "upstream_error", reason)
+    outcome = {501: "client_error", 504: "upstream_timeout"}.get(status, "upstream_error")
+    assert (end.outcome, end.reason) == (outcome, reason)
     assert row.request is not None
     assert (row.request.attempts, end.worker, end.grant_id) == (2, "w2", "grant-r1-1")
 
@@ -449,6 +579,7 @@ def test_the_table_has_every_state_and_no_unknown_step() -> None:
         assert {events.ClientGone, events.RequestFailed} <= set(steps), state
     assert {step for steps in STEPS.values() for step in steps.values()} == {
         "ask",
+        "recognised",
         "replied",
         "undecided",
         "begin",

@@ -125,9 +125,12 @@ def test_best_of_counts_as_choices() -> None:
 
 
 def test_responses_stored_history_is_not_scored() -> None:
-    """With ``previous_response_id`` the prompt is not in the body: routed, not scored, never a 500 (C6)."""
+    """With ``previous_response_id`` or a stored ``conversation`` the prompt is not in the body: routed, not scored,
+    never a 500 (C6); and nobody is recognised by a last message alone."""
     assert read("responses", input="hi").prompt is not None
     assert read("responses", input="hi", previous_response_id="resp_1").prompt is None
+    for stored in ("conv_1", {"id": "conv_1"}):
+        assert read("responses", input="hi", conversation=stored).prompt is None
 
 
 def test_anthropic_messages_keep_system_and_limit() -> None:
@@ -150,6 +153,7 @@ TRIGGERS: list[tuple[Endpoint, dict[str, Any], InputTrigger]] = [
     ("responses", {"input": "hi"}, "user_message"),
     ("responses", {"input": [{"role": "user", "content": "x"}]}, "user_message"),
     ("responses", {"input": [{"type": "function_call_output", "output": "x"}]}, "tool_result"),
+    ("responses", {"input": [{"type": "custom_tool_call_output", "output": "x"}]}, "tool_result"),
     ("responses", {"input": [{"type": "reasoning"}]}, "other"),
     ("responses", {"input": []}, "other"),
     ("messages", {"messages": [USER]}, "user_message"),

@@ -20,6 +20,8 @@ CC = "x-claude-code-session-id"
 CC_AGENT = "x-claude-code-agent-id"
 CC_PARENT = "x-claude-code-parent-agent-id"
 CODEX_PARENT = "x-codex-parent-thread-id"
+DEEPSEEK = "x-deepseek-harness-session-id"
+DEEPSEEK_PARENT = "x-deepseek-harness-parent-session-id"
 OURS = "x-tidegate-session-id"
 
 ORACLES: list[tuple[str, Headers, tuple[str, str, str | None, bool | None] | None]] = [
@@ -47,6 +49,13 @@ ORACLES: list[tuple[str, Headers, tuple[str, str, str | None, bool | None] | Non
     ("H20", {DYN: "A", FINAL: "maybe"}, ("dynamo", "A", None, None)),
     ("H21", {DYN: "Ä", "x-session-id": "O"}, ("opencode", "O", None, None)),
     ("H23 amended", {"x-session-affinity": "X"}, ("affinity", "X", None, None)),
+    # DeepSeek's harness: the peer's newer table (§1.2, row 3)
+    ("deepseek", {DEEPSEEK: "D"}, ("deepseek", "D", None, None)),
+    ("deepseek's child", {DEEPSEEK: "D", DEEPSEEK_PARENT: "P"}, ("deepseek", "D", "P", None)),
+    ("deepseek, its own parent", {DEEPSEEK: "D", DEEPSEEK_PARENT: "D"}, ("deepseek", "D", None, None)),
+    ("codex before deepseek", {"thread-id": "T", DEEPSEEK: "D"}, ("codex", "T", None, None)),
+    ("deepseek before opencode", {"x-session-id": "O", DEEPSEEK: "D"}, ("deepseek", "D", None, None)),
+    ("deepseek's parent alone", {DEEPSEEK_PARENT: "P"}, None),
     # ours stands before Dynamo's
     ("ours first", {DYN: "A", OURS: "T", "x-tidegate-parent-session-id": "P"}, ("tidegate", "T", "P", None)),
     ("ours final", {OURS: "T", "x-tidegate-session-final": "true", FINAL: "no"}, ("tidegate", "T", None, True)),
@@ -193,6 +202,13 @@ def test_weak_identity_from_the_body(facts: BodyFacts, root: str, agent: str) ->
 def test_odd_body_fields_are_no_identity_and_no_error(members: dict[str, object]) -> None:
     """A weak field of another shape never makes a request bad; ``user`` names a person, not a session."""
     assert resolved({}, body_facts("chat_completions", **members)).identity.key.family == "request"
+
+
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("1", True), ("no", False), ("perhaps", False)])
+def test_background_is_what_the_sender_says(value: str, expected: bool) -> None:
+    """Of any session, whatever its family; and of a request without one."""
+    assert resolved({DYN: "A", "x-tidegate-background": value}).identity.background == expected
+    assert resolved({"x-tidegate-background": value}).identity.background == expected
 
 
 def test_final_turns_are_final_and_side_requests_stay_side_requests() -> None:

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.ingress.canonical import conversation_of
+from services.ingress.canonical import Dialect, conversation_of
 from services.ingress.endpoints import ChatPrompt, Endpoint, read_request
 from services.ingress.errors import TemplateError
 from services.ingress.prompts import ChatTemplate, render_prompt
@@ -65,6 +66,19 @@ def test_a_template_cannot_reach_out(source: str) -> None:
         template(source).render([{"role": "user", "content": "x"}])
 
 
+def test_names_in_a_template_are_looked_up_as_jinja_does() -> None:
+    """An object's member by its name, unless every dict has an attribute of that name; what is not there is undefined,
+    and so is what the sandbox does not show."""
+    source = (
+        "{% for m in messages %}{{ m.role }}|{{ m.absent is defined }}|{{ m.items is callable }}|{{ m.__class__ }}|"
+        "{{ m['items'] }}|{{ m.content.upper() }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a", "items": 7}]
+    ours = template(source).render(messages)
+    assert ours == ImmutableSandboxedEnvironment().from_string(source).render(messages=messages)
+    assert ours == "user|False|True||7|A"
+
+
 def test_a_template_that_does_not_compile() -> None:
     """Said when it is loaded, not at the first request."""
     with pytest.raises(TemplateError, match="does not compile"):
@@ -120,11 +134,13 @@ def test_chat_options() -> None:
 SYSTEM: list[dict[str, Any]] = [
     {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.1de;"},
     {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+    {"type": "text", "text": "And careful."},
 ]
 
 
 def test_anthropic_messages() -> None:
-    """System first, tool results before the text beside them, calls with decoded input, thinking left out."""
+    """As vLLM reads them: system texts run together without the attribution line, tool results before the text beside
+    them, thinking as reasoning for templates that show it (vllm/entrypoints/anthropic/serving.py)."""
     given = prompt(
         "messages",
         system=SYSTEM,
@@ -150,11 +166,12 @@ def test_anthropic_messages() -> None:
         tools=[{"name": "Bash", "description": "d", "input_schema": {"type": "object"}}],
     )
     conversation = conversation_of(given)
-    call = {"id": "t", "type": "function", "function": {"name": "Bash", "arguments": {"command": "ls"}}}
+    call = {"id": "t", "type": "function", "function": {"name": "Bash", "arguments": '{"command": "ls"}'}}
+    thought = {"reasoning": "hm", "reasoning_content": "hm"}
     assert conversation.messages == [
-        {"role": "system", "content": f"{SYSTEM[0]['text']}\nYou are an agent."},
+        {"role": "system", "content": "You are an agent.And careful."},
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "I look", "tool_calls": [call]},
+        {"role": "assistant", "content": "I look", **thought, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "t", "content": "out"},
         {"role": "user", "content": "go on"},
         {"role": "system", "content": ""},
@@ -174,24 +191,38 @@ def test_rolling_cache_marks_and_shapes_do_not_show() -> None:
     assert len(seen) == 1
 
 
-def test_the_billing_line_may_be_left_out() -> None:
-    """Two sessions that differ in the attribution line only: their prefix breaks inside that line as sent, and nowhere
-    when it is dropped; the bodies are not touched (C5)."""
-    other = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.7e6;"}, SYSTEM[1]]
+def test_sglang_reads_messages_in_its_own_way() -> None:
+    """It keeps the attribution line, puts system texts on lines of their own, says an empty description, and shows no
+    thinking (sglang/srt/entrypoints/anthropic/serving.py)."""
+    said = [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]}]
+    given = prompt("messages", system=SYSTEM, messages=said, tools=[{"name": "Bash", "input_schema": {}}])
+    conversation = conversation_of(given, "sglang")
+    assert conversation.messages == [
+        {"role": "system", "content": f"{SYSTEM[0]['text']}\nYou are an agent.\nAnd careful."},
+        {"role": "assistant", "content": "yes"},
+    ]
+    assert conversation.tools[0]["function"]["description"] == ""
+    assert conversation_of(given).tools[0]["function"]["description"] is None
+
+
+def test_the_billing_line_breaks_no_prefix() -> None:
+    """Two sessions that differ in the attribution line only: their prefix breaks inside that line where the engine
+    keeps it, and nowhere where it does not; the bodies are not touched (C5)."""
+    other = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.7e6;"}, *SYSTEM[1:]]
     given = [
         prompt("messages", system=system, messages=[{"role": "user", "content": "hi"}]) for system in (SYSTEM, other)
     ]
 
-    def chains(drop_billing_line: bool) -> list[bytes]:
+    def chains(dialect: Dialect) -> list[bytes]:
         """Chains of the two prompts, one token a character."""
-        rendered = [render_prompt(template(CHATML), one, drop_billing_line=drop_billing_line) for one in given]
+        rendered = [render_prompt(template(CHATML), one, dialect) for one in given]
         return [from_ids(map(ord, text), 8).chain for text in rendered]
 
-    before = chains(drop_billing_line=False)
+    kept = chains("sglang")
     place = len("<s><|im_start|>system\nx-anthropic-billing-header: cc_version=2.1.332.")
-    assert shared_blocks(*before) == place // 8 < len(before[0]) // 8
-    after = chains(drop_billing_line=True)
-    assert shared_blocks(*after) == len(after[0]) // 8 == len(after[1]) // 8
+    assert shared_blocks(*kept) == place // 8 < len(kept[0]) // 8
+    dropped = chains("vllm")
+    assert shared_blocks(*dropped) == len(dropped[0]) // 8 == len(dropped[1]) // 8
 
 
 def test_responses_items() -> None:
@@ -219,6 +250,15 @@ def test_responses_items() -> None:
         {"role": "tool", "tool_call_id": "c", "content": "out"},
         {"role": "assistant", "content": "", "tool_calls": [last]},
     ]
+    tools = [
+        {"type": "function", "name": "shell", "parameters": {}},
+        {"type": "web_search"},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn", "parameters": {}}, 5]},
+    ]
+    called = {"type": "function_call", "call_id": "e", "namespace": "agents", "name": "spawn", "arguments": "{}"}
+    conversation = conversation_of(prompt("responses", input=[called], tools=tools))
+    assert [tool["function"]["name"] for tool in conversation.tools] == ["shell", "agents__spawn"]
+    assert conversation.messages[0]["tool_calls"][0]["function"]["name"] == "agents__spawn"
     assert conversation_of(prompt("responses", input="hi")).messages == [{"role": "user", "content": "hi"}]
 
 

@@ -16,7 +16,7 @@ from services.ingress.errors import (
     UnavailableError,
     UnknownModelError,
 )
-from services.ingress.replies import REASON_HEADER, error_event, error_reply, reply_to
+from services.ingress.replies import REASON_HEADER, error_event, error_reply, reply_to, says_no_such_api
 
 ERRORS: list[tuple[IngressError, int, str, str, str]] = [
     # error, status, reason, OpenAI's type, Anthropic's type
@@ -64,3 +64,35 @@ def test_an_error_inside_a_stream_is_one_whole_event(endpoint: str) -> None:
         assert (fields["event"], data["type"], data["code"]) == ("error", "error", "connection_lost")
     else:
         assert (fields["event"], data["type"], data["error"]["type"]) == ("error", "error", "api_error")
+
+
+MODEL_404 = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","code":404}}'
+NO_MESSAGES = (
+    b'{"type":"error","error":{"type":"NotImplementedError","message":"The model does not support Messages API"}}'
+)
+NO_CHOICE = b'{"error":{"message":"Only \'auto\' or \'none\' tool_choice is supported in response API with Harmony"}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "missing"),
+    [
+        (404, b'{"detail":"Not Found"}', True),
+        (404, b'{"error":{"message":"Not Found","type":"NotFoundError","code":404}}', True),
+        (404, b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}', True),
+        (404, b"404 page not found", True),
+        (404, b"", True),
+        (404, b"<html><h1>404 Not Found</h1></html>", True),
+        (404, MODEL_404, False),
+        (404, b'{"error":"model \'x\' not found"}', False),
+        (404, b'{"error":{"message":"Response with id \'resp_1\' not found."}}', False),
+        (405, b'{"detail":"Method Not Allowed"}', True),
+        (501, NO_MESSAGES, True),
+        (501, b"", True),
+        (501, NO_CHOICE, False),
+        (400, b'{"detail":"Not Found"}', False),
+    ],
+)
+def test_an_unknown_api_is_told_from_an_unknown_thing(status: int, body: bytes, missing: bool) -> None:
+    """Of engines as they answer: FastAPI's (vLLM, SGLang), llama.cpp's, Go's, a proxy's; what of the request is not
+    there or cannot be done is the request's, and passes as it came."""
+    assert says_no_such_api(status, body) is missing

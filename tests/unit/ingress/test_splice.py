@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingress.errors import MisuseError
@@ -29,7 +29,6 @@ def written(body: Any, layout: tuple[str, str], ascii_only: bool, indent: int | 
     return b" \n" + text.encode("utf-8", "surrogatepass") + b"\t"
 
 
-@settings(max_examples=40, deadline=None)
 @given(bodies, layouts, st.booleans(), st.sampled_from([None, 1]), names, values)
 def test_one_member(
     body: dict[str, Any], layout: tuple[str, str], ascii_only: bool, indent: int | None, name: str, value: Any
@@ -49,7 +48,6 @@ def test_one_member(
         assert spliced == raw[: member.start] + json.dumps(value).encode() + raw[member.end :]
 
 
-@settings(max_examples=40, deadline=None)
 @given(bodies, layouts, st.one_of(st.none(), bodies, scalars))
 def test_a_nested_member(body: dict[str, Any], layout: tuple[str, str], options: Any) -> None:
     """``stream_options.include_usage``: made, added to what is there, or put in place of what is no object."""

@@ -7,12 +7,22 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from xxhash import xxh3_64_intdigest
 
-from kvcore.hashing import chain_hashes, pack_tokens, sequence_hashes_with_tail
-from services.ingress.tokens import Cutter, PrefixTokenCache, PromptTokens, chained, from_ids, shared_blocks
+from kvcore.hashing import chain_hashes, chain_of, pack_tokens, sequence_hashes_with_tail
+from services.ingress.tokens import (
+    Cutter,
+    PageRule,
+    PrefixTokenCache,
+    PromptTokens,
+    chained,
+    from_ids,
+    shared_blocks,
+    trace_block_size,
+)
 
 ASSET = Path(__file__).parents[3] / "load" / "engine" / "assets" / "tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(ASSET))
@@ -57,7 +67,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(steps, st.sampled_from([1_500, 4_000, 1_000_000]), st.sampled_from([b"", pack_tokens([1])]))
 def test_cached_is_what_encoding_from_scratch_gives(
     script: list[tuple[object, ...]], max_bytes: int, leading: bytes
@@ -80,7 +89,7 @@ def test_cached_is_what_encoding_from_scratch_gives(
         expected = from_scratch(text, leading)
         prompt = cache.prompt(text, BLOCK, Encoder(), leading)
         assert prompt == expected
-        assert prompt.replay_hashes() == sequence_hashes_with_tail(prompt.tokens, BLOCK)
+        assert prompt.trace_hashes(BLOCK) == sequence_hashes_with_tail(prompt.tokens, BLOCK)
         assert cache.size_bytes <= max_bytes
 
 
@@ -173,20 +182,20 @@ def test_the_chain_goes_on_where_it_was_known() -> None:
     none = cache.prompt(text, None, Encoder())
     assert small.tokens == large.tokens == none.tokens
     assert (large.block_size, large.chain) == (8, chain_hashes(large.tokens, 8))
-    assert (none.block_size, none.chain, none.replay_hashes()) == (0, b"", ())
+    assert (none.block_size, none.chain, none.trace_hashes(8)) == (0, b"", ())
 
 
 def test_replay_hashes_of_known_tokens() -> None:
     """The golden vectors of identity-and-traces §2.5, the partial tail included."""
-    assert from_ids(range(1, 7), 2).replay_hashes() == (
+    assert from_ids(range(1, 7), 2).trace_hashes(2) == (
         10773075109927122010,
         5890102321129957602,
         3801924459721183657,
     )
-    assert from_ids(range(1, 6), 2).replay_hashes()[-1] == 2656991839890933969
-    assert from_ids([1, 2, 1, 2], 2).replay_hashes() == (10773075109927122010, 8239003849983528482)
-    assert from_ids([], 2).replay_hashes() == ()
-    assert from_ids([1], 2).replay_hashes() == sequence_hashes_with_tail(pack_tokens([1]), 2)
+    assert from_ids(range(1, 6), 2).trace_hashes(2)[-1] == 2656991839890933969
+    assert from_ids([1, 2, 1, 2], 2).trace_hashes(2) == (10773075109927122010, 8239003849983528482)
+    assert from_ids([], 2).trace_hashes(2) == ()
+    assert from_ids([1], 2).trace_hashes(2) == sequence_hashes_with_tail(pack_tokens([1]), 2)
 
 
 def test_a_salt_moves_the_chain_and_not_the_row() -> None:
@@ -196,7 +205,7 @@ def test_a_salt_moves_the_chain_and_not_the_row() -> None:
     assert plain.under(None) is plain.under("") is plain
     assert plain.cached_as == plain.chain
     assert salted.cached_as == chain_hashes(plain.tokens, 4, salt="tenant-a") != plain.chain
-    assert (salted.chain, salted.replay_hashes()) == (plain.chain, plain.replay_hashes())
+    assert (salted.chain, salted.trace_hashes(4)) == (plain.chain, plain.trace_hashes(4))
 
 
 def test_an_adapter_s_blocks_are_nobody_else_s() -> None:
@@ -206,6 +215,24 @@ def test_an_adapter_s_blocks_are_nobody_else_s() -> None:
     assert len(chains) == 3
     assert plain.under(None, "lora").cached_as == chain_hashes(plain.tokens, 4, adapter="lora")
     assert from_ids(range(10), None).under("tenant-a").cached_as == b""
+
+
+def test_pages_of_a_shared_pool_are_hashed_beside_the_chain() -> None:
+    """Spec: pool-events §6, vector 1 and 3: the pool's own rule, the first 16 bytes of each digest; a salt or an
+    adapter moves them, the partial page at the end has none, and without a rule nothing is hashed."""
+    rule = PageRule(4)
+    paged = from_ids(range(10), 4).paged(rule, None)
+    assert (paged.page_size, paged.pages.hex()) == (
+        4,
+        "baed642339816affb3fe8719792d0e4c" + "01414b052706d93bd0f1f1646c0e8ca2",
+    )
+    salted = from_ids(range(100, 108), None).paged(rule, "tenant-a")
+    assert salted.pages.hex() == "ba8fe3ecf621d94507e99bc0c73884f9" + "86f91a36dc16cf11adb029805d1342fd"
+    kinds = {from_ids(range(10), 4).paged(rule, *names).pages for names in ((None,), ("a",), (None, "a"), ("a", "a"))}
+    kinds.add(from_ids(range(10), 4).paged(PageRule(4, pairs=True), None).pages)
+    assert len(kinds) == 5
+    assert from_ids(range(10), 4).paged(None, "tenant-a").pages == b""
+    assert paged.under("tenant-a").pages == paged.pages
 
 
 def test_cutting() -> None:
@@ -226,7 +253,6 @@ def test_a_chain_continues_exactly(block_size: int) -> None:
         assert chained(tokens, block_size, whole.chain[: blocks * 8]) == whole
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 9), max_size=40), st.integers(0, 40))
 def test_where_two_prompts_part(one: list[int], other: list[int], common: int) -> None:
     """The break position is the number of equal blocks from the start (C5)."""
@@ -238,3 +264,47 @@ def test_where_two_prompts_part(one: list[int], other: list[int], common: int) -
             break
         expected += 1
     assert shared_blocks(*chains) == expected
+
+
+@given(st.integers(0, 90), st.integers(1, 5), st.integers(1, 4), st.integers(0, 30))
+def test_hashes_of_larger_blocks(count: int, block_size: int, times: int, generated: int) -> None:
+    """Every so many-th hash of the fine chain, and the tail since then; of prompt and answer the same, begun by the
+    prompt's whole blocks (docs/adr/0018)."""
+    prompt, size = from_ids(range(count), block_size), block_size * times
+    fine = sequence_hashes_with_tail(prompt.tokens, block_size)
+    hashes = prompt.trace_hashes(size)
+    whole = count // size
+    assert len(hashes) == -(-count // size)
+    assert hashes[:whole] == fine[times - 1 : whole * times : times]
+    if count % size:
+        tail = xxh3_64_intdigest(prompt.tokens[whole * size * 4 :], 1337)
+        assert hashes[whole:] == tuple(chain_of([tail], hashes[whole - 1] if whole else None))
+    both = prompt.answered(range(1000, 1000 + generated), size)
+    assert both == from_ids([*range(count), *range(1000, 1000 + generated)], block_size).trace_hashes(size)
+    assert both[:whole] == hashes[:whole]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block_size", "fine", "expected"),
+    [
+        (8192, 16, 8192, 16),
+        (8193, 16, 8192, 512),
+        (8193, 48, 8192, 480),
+        (8193, 512, 8192, 512),
+        (8193, 784, 8192, 784),
+        (1, 16, 0, 512),
+        (0, 16, 0, 16),
+    ],
+)
+def test_trace_block_size(tokens: int, block_size: int, fine: int, expected: int) -> None:
+    """The pool's blocks up to the bound, then the largest multiple up to 512."""
+    assert trace_block_size(tokens, block_size, fine) == expected
+
+
+def test_leading_tokens_are_no_part_of_a_text() -> None:
+    """The same cache with and without tokens before the text, and a text that begins with the bytes of those."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    leading = pack_tokens([0x41414141])
+    said = rendered([("user", "a"), ("assistant", "b")])
+    for text, before in ((said, b""), (said, leading), (f"AAAA{said}", b""), (said, b""), (f"AAAA{said}", leading)):
+        assert cache.prompt(text, BLOCK, Encoder(), before) == from_scratch(text, before)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.pool import SharedLayout
 from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
 from services.ingress.placement import place
+from services.ingress.tokens import PageRule
 from services.ingress.workers import MAX_WORKERS, Workers
 
 
@@ -22,6 +24,7 @@ def state(
     models: tuple[str, ...] = (),
     adapters: tuple[str, ...] = (),
     salt_rule: str = "cache_salt",
+    shared: SharedLayout | None = None,
 ) -> WorkerState:
     """One fact of a bridge."""
     profile = WorkerProfile(
@@ -32,6 +35,7 @@ def state(
         block_size=block_size,
         ranks=ranks,
         salt_rule=salt_rule,
+        shared=shared,
     )
     return WorkerState(
         source=f"bridge-{worker}",
@@ -132,7 +136,6 @@ workers_of = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(workers_of, st.text(max_size=12))
 def test_placement_is_stable(states: list[WorkerState], session: str) -> None:
     """The same session goes to the same place whatever the order, and moves only when its own worker goes."""
@@ -169,3 +172,17 @@ def test_made_up_workers_are_bounded() -> None:
     workers.hear(state("w0", 1, health="unhealthy"), 0.0)
     assert workers.get("w0") is not None
     assert names(workers, "m0")[:1] == ["w1001"]
+
+
+def test_pages_are_hashed_by_the_rule_of_most_readers_of_a_pool() -> None:
+    """Only where pages follow from the tokens: a pool that is keyed by the engines' own hashes needs none."""
+    small = SharedLayout(pool="p", scheme="sglang_hicache", page_size=16)
+    large = SharedLayout(pool="p", scheme="sglang_hicache", page_size=64, pairs=True)
+    engines = SharedLayout(pool="q", scheme="vllm_mooncake", page_size=16, page_hash="engine")
+    assert heard(state("a"), state("b", shared=engines)).pool("m", 0.0).pages is None
+    assert heard(state("a", shared=engines), state("b", shared=large)).pool("m", 0.0).pages == PageRule(64, pairs=True)
+    even = heard(state("a", shared=small), state("b", shared=large))
+    assert even.pool("m", 0.0).pages == PageRule(16)
+    even.hear(state("c", shared=large), 0.0)
+    assert even.pool("m", 0.0).pages == PageRule(64, pairs=True)
+    assert heard(state("a", shared=small, block_size=None)).pool("m", 0.0).pages == PageRule(16)

@@ -6,7 +6,7 @@ import tracemalloc
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.dump import decode_dump
@@ -259,7 +259,6 @@ def test_a_dump_brings_in_no_rank_that_is_none(twin: Twin, rank: int) -> None:
         twin.PrefixIndex().load(msgspec.msgpack.encode(dump))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_damage_is_survived(twin: Twin, data: st.DataObject) -> None:
     """A dump with changed bytes is refused, or loads into an index that still works."""

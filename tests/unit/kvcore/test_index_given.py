@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.errors import HashesError
@@ -33,7 +33,6 @@ def stored(start: int, stop: int, tier: Tier = Tier.DEVICE) -> Stored:
 RUNS = st.tuples(st.integers(0, 5), st.integers(1, 6)).map(lambda ends: (min(ends), max(max(ends), min(ends) + 1)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(RUNS, st.sampled_from(list(Tier)), st.booleans(), st.booleans()), max_size=12))
 def test_given_hashes_are_as_good_as_tokens(twin: Twin, steps: list[tuple[tuple[int, int], Tier, bool, bool]]) -> None:
     """Whatever comes by hash or by tokens, in whatever order: a rank reaches as far as its blocks do."""

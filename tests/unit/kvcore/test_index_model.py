@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.events import Cleared, Removed, Stored, Tier
@@ -79,7 +79,6 @@ class NaiveRank:
         self.parents = {engine: None for engine in self.parents if self.identified(engine)}
 
 
-@settings(max_examples=40, deadline=None)
 @given(operations(ranks=3, nodes=len(PARENTS), size=40), st.booleans())
 def test_any_history_against_a_naive_model(
     twin: Twin, history: list[tuple[object, ...]], hidden_namespaces: bool
@@ -88,7 +87,6 @@ def test_any_history_against_a_naive_model(
     run(twin, history, IndexLimits(), hidden_namespaces=hidden_namespaces, exact=True)
 
 
-@settings(max_examples=40, deadline=None)
 @given(operations(ranks=1, nodes=4, size=60), st.booleans(), st.integers(0, 2), st.integers(1, 6), st.integers(3, 30))
 def test_any_history_under_tight_bounds(
     twin: Twin, history: list[tuple[object, ...]], hidden_namespaces: bool, remembered: int, held: int, blocks: int
@@ -216,7 +214,6 @@ def check_innards(index: PrefixIndex) -> None:
     assert stats.known == sum(len(group.blocks) for owner in index._ranks.values() for group in owner.groups.values())
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
 def test_order_of_stores_and_removals_does_not_matter(twin: Twin, order: list[int], gone: set[int]) -> None:
     """A chain stored block by block in any order, some blocks removed: the same content as in chain order."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import dump, residency
@@ -53,7 +53,6 @@ def told(twin: Twin, history: list[tuple[tuple[str, int], Event]]) -> PrefixInde
     return index
 
 
-@settings(max_examples=40, deadline=None)
 @given(before=histories, source=histories, live=histories, wanted=st.sets(st.sampled_from(RANKS)))
 def test_an_index_lives_on_while_ranks_are_prepared(
     twin: Twin,
@@ -95,7 +94,6 @@ def test_an_index_lives_on_while_ranks_are_prepared(
     assert index.stats().known == index.stats().unique == 0
 
 
-@settings(max_examples=40, deadline=None)
 @given(source=histories)
 def test_steps_of_a_dump_and_of_a_load_add_up(twin: Twin, source: list[tuple[tuple[str, int], Event]]) -> None:
     """In whatever steps, a dump loads into the same content, and dumps alike again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvcore.stream import (
@@ -418,7 +418,6 @@ def test_two_payloads_of_one_number() -> None:
     assert (stream.state, stream.last) == ("synced", 3)
 
 
-@settings(max_examples=60, deadline=None)
 @example(gaps=[0.5], delays=[1.0], restarts={0}, late="facts")
 @given(
     gaps=st.lists(st.floats(0.01, 0.6), min_size=1, max_size=60),
@@ -479,7 +478,6 @@ def test_nothing_is_cleared_however_facts_and_batches_interleave(
 LOSS = st.sampled_from(["live", "live", "live", "lost", "twice", "late", "restart"])
 
 
-@settings(max_examples=40, deadline=None)
 @given(steps=st.lists(LOSS, max_size=30), retained=st.integers(1, 40), chunk=st.integers(1, 5))
 def test_replay_recovery_against_a_naive_engine(steps: list[str], retained: int, chunk: int) -> None:
     """Whatever is lost, doubled, late or restarted: per incarnation what is delivered is the engine's own order without
@@ -548,7 +546,6 @@ def test_replay_recovery_against_a_naive_engine(steps: list[str], retained: int,
         assert stream.state == "synced"
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     steps=st.lists(st.sampled_from(["live", "live", "lost", "beat", "new", "answer", "fail"]), max_size=40),
     hold=st.integers(1, 20),

@@ -199,6 +199,26 @@ def test_a_fan_out_is_no_disagreement() -> None:
     assert (at.match().health, at.core.counters.parity_alarms) == ("synced", 0)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_events_that_come_late_are_no_disagreement(told: bool) -> None:
+    """A sibling that comes when the first has ended, and its events are still on their way: the index rightly saw
+    nothing. What it knows by the sibling's own end agrees with the engine; what it never hears of does not."""
+    at = bridge(parity_min_requests=4, parity_window=8, parity_floor_tokens=1, silent_requests=1000)
+    at.beat()
+    at.publish(stored(0))
+    for burst in range(1, 9):
+        tokens = list(range(1000 * burst, 1000 * burst + 10 * BLOCK))
+        prompt = chain_hashes(pack_tokens(tokens), BLOCK)
+        for number, reported in ((10 * burst, 0), (10 * burst + 1, 10 * BLOCK)):
+            at.give(placed(number, prompt, indexed=0))
+            if reported and told:
+                hashes = list(range(1000 * burst, 1000 * burst + 10))
+                at.publish(msgspec.msgpack.encode([1.0, [["BlockStored", hashes, None, tokens, BLOCK]], 0]))
+            at.give(ended(number, Usage(input_tokens=10 * BLOCK + 1, cached_tokens=reported)))
+    assert at.match().health == ("synced" if told else "approximate")
+    assert at.core.counters.parity_alarms == (0 if told else 1)
+
+
 def test_only_what_the_index_was_asked_is_judged() -> None:
     """Placed without it (fallback, text, no chain), on another worker in the end, or never heard of: no judgement."""
     at = disagreeing()

@@ -60,7 +60,7 @@ def test_asking_costs_the_same_for_any_number_of_workers() -> None:
         queue.close(question.worker, question.ticket)
         queue.failed(question.worker, 0.0)
         queue.want(question.worker)
-    started = time.perf_counter()
+    started = time.thread_time()
     assert not any(queue.ask(0.5) for _ in range(20_000))
-    assert time.perf_counter() - started < 1.0
+    assert time.thread_time() - started < 1.0
     assert len(queue.ask(1.0)) == 4_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import SettingsError
@@ -399,7 +399,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(actions=actions)
 def test_at_rest_the_index_is_the_bridges(actions: list[tuple[str, int, bool]]) -> None:
     """Whatever is lost on the bus, in whatever order facts and snapshots come, and whatever happens while one is being

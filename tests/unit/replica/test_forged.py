@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.events import SnapshotFailed
@@ -114,7 +114,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=steps)
 def test_after_the_attack_everything_is_the_bridges_again(steps: list[tuple[str, int, bool]]) -> None:
     """Forged batches and incarnations at any time, among restarts of engines and bridges: when the attacker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.parts import MAX_OPEN_BYTES, MAX_PARTS, PartsAssembler
@@ -62,7 +62,6 @@ def test_forgotten_worker_leaves_nothing() -> None:
     assert parts.add(part(4, 1, 2), b"b", 0.0) is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     batches=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     lost=st.sets(st.integers(0, 31), max_size=6),

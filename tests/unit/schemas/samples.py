@@ -11,11 +11,13 @@ from pathlib import Path
 from schemas.admit import AdmitCancel, AdmitRequest, Grant, Granted, Held, Refused
 from schemas.base import Message, to_json, to_msgpack
 from schemas.decision import Candidate, Decision
-from schemas.hint import ActionResult, HintAction, HintCommand, HintEnvelope, HintResult
+from schemas.hint import ActionResult, HintAction, HintCommand, HintEnvelope, HintIntent, HintResult
 from schemas.index import (
     IndexSource,
     MatchReply,
     MatchRequest,
+    RecogniseReply,
+    RecogniseRequest,
     SessionQuery,
     SessionResidency,
     TierBlocks,
@@ -24,7 +26,19 @@ from schemas.index import (
 from schemas.ingress import InFlight, IngressState
 from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
 from schemas.placed import Placed
-from schemas.policy import RouteAnswer, RouteQuestion
+from schemas.policy import (
+    AdmitAnswer,
+    AdmitQuestion,
+    BuiltinLease,
+    HintAnswer,
+    HintQuestion,
+    LeaseAnswer,
+    LeaseQuestion,
+    PlannedAction,
+    RouteAnswer,
+    RouteQuestion,
+)
+from schemas.pool import PoolReset, PoolSnapshotReply, PoolSnapshotRequest, PoolState
 from schemas.request import (
     RequestAccepted,
     RequestDispatched,
@@ -33,16 +47,21 @@ from schemas.request import (
     RequestProgress,
     Usage,
 )
-from schemas.session import SessionFact, SessionIdentity, SessionKey
+from schemas.session import Lease, SessionFact, SessionIdentity, SessionKey
 from schemas.tool import ToolEvent
 from schemas.trace import (
     AgentContext,
+    ChoiceFinish,
+    Compaction,
     FinishMetadata,
     ReplayBlock,
     RequestMetrics,
     ToolCall,
+    TracedDecision,
+    TracedLoad,
     TracedWorker,
     TraceRow,
+    TurnFacts,
 )
 from schemas.worker import RankLoad, RankStream, WorkerProfile, WorkerState
 
@@ -111,7 +130,15 @@ SAMPLES: tuple[Message, ...] = (
         ingress="ingress-1",
         in_flight=(
             InFlight(request_id="r1", model="qwen", identity=IDENTITY, received_ms=AT_MS, worker="w1", rank=1),
-            InFlight(request_id="r2", model="qwen", identity=IDENTITY, received_ms=AT_MS, kind="title"),
+            InFlight(
+                request_id="r2",
+                model="qwen",
+                identity=IDENTITY,
+                received_ms=AT_MS,
+                kind="title",
+                hold_reason="no_room",
+                held_since_ms=AT_MS,
+            ),
         ),
         final=True,
         part=1,
@@ -298,6 +325,7 @@ SAMPLES: tuple[Message, ...] = (
         context_tokens=665,
         reason="tool_gap",
         numbers={"tau_s": 1.5, "benefit": 0.25},
+        lease=Lease(owner=KEY.text(), epoch=41, since_ms=AT_MS, expires_ms=AT_MS + 600_000, tokens=665),
     ),
     ToolEvent(
         source="recorder-1",
@@ -350,6 +378,71 @@ SAMPLES: tuple[Message, ...] = (
         previous_worker="w2",
     ),
     RouteAnswer(worker="w1", rank=1, reason="because"),
+    AdmitQuestion(
+        request_id="r1",
+        model="qwen",
+        identity=IDENTITY,
+        deadline_ms=AT_MS + 50,
+        turn_index=3,
+        input_tokens=640,
+        max_output_tokens=256,
+        held_ms=500,
+        expires_ms=AT_MS + 60_000,
+        waiting=4,
+        waiting_main=2,
+        open_grants=16,
+        tenants=3,
+        tenant_open_grants=9,
+        tenant_waiting=1,
+    ),
+    AdmitAnswer(action="hold", hold_ms=500, order_bias_s=-2.5, reason="more than its share"),
+    LeaseQuestion(
+        identity=IDENTITY,
+        model="qwen",
+        worker="w1",
+        rank=1,
+        deadline_ms=AT_MS + 50,
+        turns=3,
+        context_tokens=665,
+        tool_names=("bash",),
+        builtin=BuiltinLease(numbers={"tokens": 665.0, "index": 0.25}),
+    ),
+    HintQuestion(
+        session=KEY,
+        session_id="research:1",
+        trigger="acting",
+        deadline_ms=AT_MS + 50,
+        worker="w1",
+        rank=0,
+        context_tokens=665,
+        builtin=(PlannedAction(action_type="pin", worker="w1", ttl_ms=2_000, reason="leased"),),
+    ),
+    HintAnswer(actions=(PlannedAction(action_type="demote", worker="w1", rank=1),), reason="a long tool"),
+    HintIntent(
+        source="mine", epoch=42, seq=7, at_ms=AT_MS, policy="mine", session=KEY, action_type="retain", priority=9
+    ),
+    PoolReset(source="bridge-pool", epoch=42, seq=7, at_ms=AT_MS, pool="pool-a", pool_seq=12, reason="restarted"),
+    PoolState(
+        source="bridge-pool",
+        epoch=42,
+        seq=7,
+        at_ms=AT_MS,
+        pool="pool-a",
+        health="synced",
+        backend_id="pool-a",
+        pool_seq=12,
+        objects=4,
+        pages=1,
+        reconciled_ms=AT_MS - 1_000,
+        reconcile_removed=2,
+    ),
+    PoolSnapshotRequest(indexer="indexer-1"),
+    PoolSnapshotReply(
+        pool="pool-a", epoch=42, pool_seq=12, bucket="TG_SNAPSHOTS", key="pool.0", size_bytes=9, digest="0" * 16
+    ),
+    RecogniseRequest(model="qwen", message_chain=bytes(range(16)), preamble=1, request_id="r1"),
+    RecogniseReply(indexer="indexer-1", relation="continues", session=KEY, confidence=0.5, reason="one_block", depth=2),
+    LeaseAnswer(keep=True, ttl_ms=2_000, reason="returns at once"),
     TraceRow(
         event_type="request_end",
         event_time_unix_ms=AT_MS,
@@ -359,9 +452,12 @@ SAMPLES: tuple[Message, ...] = (
             session_final=False,
             input_trigger="tool_result",
             session=KEY,
+            turn=TurnFacts(agent_name="/root/a", parent_turn_id="t1", forked_from_session_id="3f6b"),
+            compaction=Compaction(trigger="auto"),
         ),
         request=RequestMetrics(
             request_id="r1",
+            response_id="chatcmpl-1",
             model="qwen",
             outcome="completed",
             status=200,
@@ -373,14 +469,32 @@ SAMPLES: tuple[Message, ...] = (
             worker=TracedWorker(worker="w1", rank=1),
             replay=ReplayBlock(trace_block_size=16, input_length=20, input_sequence_hashes=(2**64 - 1, 7)),
             finish_reason_metadata=FinishMetadata(
-                finish_reason="tool_calls", tool_calls=(ToolCall(id="call_1", name="bash"),)
+                finish_reason="tool_calls",
+                backend_finish_reason="tool_use",
+                tool_calls=(ToolCall(id="call_1", name="bash"),),
+                choices=(ChoiceFinish(choice_index=0, finish_reason="tool_calls"),),
             ),
         ),
+        decision=TracedDecision(
+            request_id="r1", grant_id="g1", worker=TracedWorker(worker="w1"), model="qwen", candidates_seen=1
+        ),
+        worker_load=TracedLoad(worker="w1", model="qwen", loads=(RankLoad(rank=0, kv_usage=0.5),)),
     ),
 )
 
 KV_HEADERS = KvHeaders(worker="w1", rank=1, incarnation="1760000000.1", seq=9, part=1, parts=2, first=True)
-MSGPACK = (MatchRequest, MatchReply, AdmitRequest, AdmitCancel, Held, Granted, Refused, Placed)
+MSGPACK = (
+    MatchRequest,
+    MatchReply,
+    AdmitRequest,
+    AdmitCancel,
+    Held,
+    Granted,
+    Refused,
+    Placed,
+    RecogniseRequest,
+    RecogniseReply,
+)
 
 
 def encoded(message: Message) -> bytes:

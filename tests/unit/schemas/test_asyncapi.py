@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import asyncapi
@@ -81,7 +81,6 @@ def test_every_channel_is_complete() -> None:
         assert ("bindings" in operation) == bool(channel.queue)
 
 
-@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**40), 2**40) | PROSE,

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from load.sim.cells import FleetSize, Load, Row, Scenario
-from load.sim.document import Findings, read_calibrations, to_bytes
-from load.sim.experiment import Calibration, CalibrationKey, Calibrations, Outcome, Plan, seed_set
+from load.sim.cells import Row
+from load.sim.docs import BEGIN, END, filled
+from load.sim.document import DocumentError, Findings, read_calibrations, read_findings, to_bytes
+from load.sim.experiment import Calibration, CalibrationKey, Calibrations, Outcome
+from load.sim.plan import Plan, seed_set
 from load.sim.promises import PROMISES, promises
-from load.sim.report import report
+from load.sim.report import report, side_tables
+from load.sim.results import TurnRow, beyond_bound_s
+from load.sim.scenarios import FleetSize, Load, Scenario
 from load.sim.summary import FIGURES, JCT, P99, STEPS, Spread, best_rival, by_policy, pair, summarize
 
 FLEET = FleetSize(1, 412_000)
-PAST = Scenario(workload="swe", fleet=FLEET, programs=10, load=Load(1.0, "rho"))
-BELOW = Scenario(workload="swe", fleet=FLEET, programs=10, load=Load(0.5, "j50"))
-CLOSED = Scenario(workload="swe", fleet=FLEET, programs=10, concurrency=8)
+PAST = Scenario(workload="swe", fleet=FLEET, programs=40, load=Load(1.0, "rho"))
+BELOW = Scenario(workload="swe", fleet=FLEET, programs=40, load=Load(0.5, "j50"))
+CLOSED = Scenario(workload="swe", fleet=FLEET, programs=40, concurrency=8)
 
 
 def row(policy: str, seed: int, jct: float, scenario: Scenario = PAST, cap: int | None = None, **more: float) -> Row:
@@ -30,9 +34,20 @@ def row(policy: str, seed: int, jct: float, scenario: Scenario = PAST, cap: int 
 
 
 def outcome(rows: list[Row]) -> Outcome:
-    plan = Plan(name="by hand", policies=("kv", "commit"), workloads=("swe",), loads=(Load(1.0, "rho"),), programs=10)
+    plan = Plan(
+        name="by hand",
+        policies=("kv", "commit"),
+        workloads=("swe",),
+        loads=(Load(1.0, "rho"), Load(0.5, "j50")),
+        turn_workloads=("swe",),
+        turn_load=Load(1.0, "rho"),
+        turn_multipliers=(1, 3),
+        closed_workloads=("swe",),
+        concurrency=(8, 16),
+        programs=40,
+    )
     calibrations: Calibrations = {
-        CalibrationKey("swe", FLEET, 10, plan.calibration_seeds, plan.work_sample): Calibration(
+        CalibrationKey("swe", FLEET, 40, plan.calibration_seeds, plan.work_sample): Calibration(
             12.5, dict(zip(plan.calibration_seeds, (0.03, 0.04, 0.05, None, 0.01), strict=True))
         )
     }
@@ -63,6 +78,10 @@ def test_the_best_rival_is_chosen_by_its_mean_for_each_figure() -> None:
     assert ratio is not None
     assert (ratio.over, ratio.spread.mean) == ("thunderagent", 20.0)
     assert best_rival(by_policy(rows[-4:]), JCT) is None
+    one_more = by_policy([*rows, row("continuum", 23, 1), row("plas", 21, 12)])
+    assert best_rival(one_more, JCT) == "continuum"  # of seed 21, which all of them ran
+    apart = by_policy([row("continuum", 22, 30), row("plas", 21, 40)])
+    assert best_rival(apart, JCT) == "continuum"
 
 
 def test_more_steps_are_better() -> None:
@@ -167,9 +186,32 @@ def test_a_calibration_is_read_back(tmp_path: Path) -> None:
     done = outcome([row("kv", 21, 6), row("commit", 21, 2)])
     path.write_bytes(to_bytes(Findings.of(done)))
     assert read_calibrations(path) == done.calibrations
-    for spoiled in (b"", b"[]", b"{}", path.read_bytes().replace(b'"work_s"', b'"work"')):
+    others = {replace(key, workload="trace:file"): value for key, value in done.calibrations.items()}
+    traced = to_bytes(Findings.of(replace(done, calibrations={**done.calibrations, **others})))
+    path.write_bytes(traced)
+    assert read_calibrations(path) == done.calibrations
+    for spoiled in (
+        b"",
+        b"[]",
+        b"{}",
+        traced.replace(b'"work_s"', b'"work"'),
+        traced.replace(b'"code": "', b'"code": "0'),
+    ):
         path.write_bytes(spoiled)
         assert read_calibrations(path) == {}
+
+
+def test_side_tables_say_which_rivals_ran() -> None:
+    """The best of three rivals is another thing than the best of nine."""
+    two = replace(PAST, fleet=replace(FLEET, workers=2), programs=80)
+    rows = [row(policy, 21, 2, scenario) for scenario in (PAST, two) for policy in ("kv", "static_ttl", "commit")]
+    every = side_tables(Findings.of(outcome(rows)))["workers"]
+    assert every[0] == "Rivals that ran in every row: `static_ttl`."
+    some = side_tables(Findings.of(outcome([*rows, row("concur", 21, 1)])))["workers"]
+    assert some[0].startswith("Rivals that ran in every row: `static_ttl`; in some also `concur`, so")
+    assert [line for line in some if "(`concur`)" in line] == [
+        line for line in some if line.startswith("| swe, 1rho | 1 ")
+    ]
 
 
 def test_summaries_need_rows_of_their_own() -> None:
@@ -188,7 +230,7 @@ def test_shapes_by_hand() -> None:
             row("thunderagent", 21, 4, jct_s__p99=40.0),
             row("commit", 21, ours, jct_s__p99=3 * ours),
             row("kv", 21, 100 * kv, more_turns),
-            row("commit", 21, 1.0, more_turns),
+            row("commit", 21, 1.8, more_turns),
             row("kv", 21, 1.0, BELOW),
             row("commit", 21, apart, BELOW),
             row("kv", 21, 1, CLOSED, steps_per_min_steady=50.0),
@@ -219,4 +261,82 @@ def test_turns_and_concurrency_in_the_headline() -> None:
     assert figures["throughput_by_concurrency"] == {"swe": {"commit": {"8": 50.0, "16": 40.0}}}
     assert figures["throughput_flatness_commit"] == 0.8
     rows += [row("cap", 21, 1, CLOSED, cap=8), row("cap", 21, 1, faster, cap=8)]
-    assert "throughput_flatness_commit" not in Findings.of(outcome(rows)).headline
+    assert Findings.of(outcome(rows)).headline["throughput_flatness_commit"] is None
+
+
+WRONG = replace(PAST, perturbation="regime")
+TWO = replace(PAST, fleet=replace(FLEET, workers=2), programs=80)
+LARGE = replace(PAST, fleet=replace(FLEET, kv_tokens=824_000))
+
+
+def beside() -> list[Row]:
+    """The main matrix, and one row a policy of what stands beside it."""
+    scenarios = ((PAST, 1.0), (WRONG, 3.0), (TWO, 1.5), (LARGE, 2.0))
+    return [
+        row(policy, 21, jct * factor, scenario, overlap_regret_share=0.25)
+        for scenario, factor in scenarios
+        for policy, jct in (("kv", 6.0), ("plas", 4.0), ("commit", 2.0 if scenario is not WRONG else 7.0))
+    ]
+
+
+def test_matrices_beside_the_main_one_are_tables_of_their_own() -> None:
+    """What they say is not in the figures of the main one; losses are against the policy itself."""
+    figures = Findings.of(outcome(beside())).headline
+    assert figures["jct_ratio_kv_over_commit"] == 3.0
+    wrong = figures["perturbations"]
+    assert isinstance(wrong, dict)
+    of_regime = wrong["swe, 1rho"]["regime"]
+    assert (of_regime["commit_over_itself"], of_regime["kv_over_itself"]) == (10.5, 3.0)
+    assert (of_regime["commit_over_kv"], of_regime["bounded"]) == (pytest.approx(7 / 6), False)
+    workers, fleets = figures["workers"], figures["fleets"]
+    assert isinstance(workers, dict)
+    assert isinstance(fleets, dict)
+    assert list(workers["swe, 1rho"]) == ["1", "2"]
+    assert workers["swe, 1rho"]["2"]["overlap_regret_share"]["kv"] == 0.25
+    assert list(fleets["swe, 1rho"]) == ["h100-8b", "h100-8b, 824000 KV tokens"]
+    shapes = {shape.name: shape for shape in Findings.of(outcome(beside())).shapes}
+    assert shapes["S9"].verdict == "does not hold"
+    text = report(Findings.of(outcome(beside())))
+    assert "## What goes wrong" in text
+    assert "## Several workers" in text
+
+
+def test_every_headline_has_the_same_keys() -> None:
+    """Whatever was run, and if nothing was."""
+    keys = [
+        set(Findings.of(outcome(rows)).headline) for rows in ([], beside(), beside()[:3], [row("kv", 21, 1, CLOSED)])
+    ]
+    assert all(each == keys[0] for each in keys)
+
+
+def test_holds_beyond_their_bound() -> None:
+    """300 s, then the turns that were forced in before it, one at a time; what runs meanwhile otherwise excuses
+    nothing."""
+
+    def turn(index: int, ready: float, dispatched: float, finished: float) -> TurnRow:
+        return TurnRow("a", index, 0, 1, 0, 0, 1, 1, 0, ready, dispatched, dispatched, dispatched, finished, 0, 0)
+
+    assert beyond_bound_s([turn(1, 0, 300, 310), turn(1, 0, 310, 330), turn(1, 0, 330, 340)], 300) == 0
+    assert beyond_bound_s([turn(1, 0, 300, 310), turn(1, 0, 325, 330)], 300) == 15
+    assert beyond_bound_s([turn(1, 100, 110, 900), turn(1, 0, 325, 330)], 300) == 25
+    assert beyond_bound_s([turn(0, 0, 5_000, 5_001), turn(1, 0, 299, 330)], 300) == 0
+
+
+def test_a_page_is_filled_from_a_document(tmp_path: Path) -> None:
+    """Between its marks, again and again with the same result; the rest of it stays. A page without them is refused."""
+    (tmp_path / "simulate.json").write_bytes(to_bytes(Findings.of(outcome(beside()))))
+    findings = read_findings(tmp_path / "simulate.json")
+    assert findings.headline == Findings.of(outcome(beside())).headline
+    page = filled(f"# Policies\n\n{BEGIN}\nyesterday\n{END}\n\nRest.\n", findings)
+    assert page.startswith(f"# Policies\n\n{BEGIN}\n")
+    assert page.endswith(f"{END}\n\nRest.\n")
+    assert "yesterday" not in page
+    assert "| `commit` | 2 |" in page
+    assert "held-out seeds" in page
+    assert filled(page, findings) == page
+    for spoiled in ("# Policies", f"{END}\n{BEGIN}", f"{BEGIN}{BEGIN}{END}"):
+        with pytest.raises(ValueError, match="figures"):
+            filled(spoiled, findings)
+    (tmp_path / "simulate.json").write_text("{}")
+    with pytest.raises(DocumentError, match="no document"):
+        read_findings(tmp_path / "simulate.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -12,7 +11,6 @@ from schemas.worker import WorkerProfile
 from services.admission.estimators.reload_cost import H100_8B as PR_8B
 from services.admission.estimators.reload_cost import H100_70B as PR_70B
 from services.admission.estimators.reload_cost import ReloadCost
-from tidegate.calibrate.answer import MAX_UNREAD, StreamedAnswer, short_error
 from tidegate.calibrate.engine import base_url
 from tidegate.calibrate.sweep import (
     OVERHEAD_TOKENS,
@@ -125,56 +123,6 @@ def test_prompts_share_no_block() -> None:
     assert set(first.draw(1000)) <= set(PLAIN_TOKENS)
     assert set(second.draw(1000)) <= set(range(500, 600))
     assert set(Prompts(3, [7, 7, 8]).draw(1000)) <= set(PLAIN_TOKENS)
-
-
-def event(**fields: object) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_streamed_answer(size: int) -> None:
-    """In pieces of any size: begun with the first token and not before, counted at the end."""
-    usage = {"prompt_tokens": 4001, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 16}}
-    head = b": keep-alive\r\n\r\n" + event(choices=[], usage=None)
-    body = event(choices=[{"text": "a"}]) + event(choices=[], usage=usage) + b"data: [DONE]\n\n"
-    answer = StreamedAnswer()
-    answer.feed(head)
-    assert not answer.begun
-    for start in range(0, len(body), size):
-        answer.feed(body[start : start + size])
-    assert (answer.begun, answer.prompt_tokens, answer.cached_tokens) == (True, 4001, 16)
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (event(error={"message": "out of\nmemory"}), "broke off: out of memory"),
-        (b"data: {\n", "no completion"),
-        (b"data: [" + b"[" * 5000 + b"\n", "no completion"),
-        (b'data: {"choices": 7}\n', "no completion"),
-        (b"x" * (MAX_UNREAD + 1), "no stream"),
-    ],
-)
-def test_an_answer_that_is_none(body: bytes, said: str) -> None:
-    """An error in the stream, and bytes of a stranger."""
-    with pytest.raises(CalibrationError, match=said):
-        StreamedAnswer().feed(body)
-
-
-@pytest.mark.parametrize(
-    ("body", "line"),
-    [
-        (b'{"error": {"message": "too long"}}', "too long"),
-        (b'{"error": "too long"}', "too long"),
-        (b'{"detail": "Not Found"}', '{"detail": "Not Found"}'),
-        (b"<html>\n\x1b[31mno</html>", "<html> [31mno</html>"),
-        (b"", "no reason given"),
-        (b"\xff" * 1000, "�" * 300),
-    ],
-)
-def test_an_error_answer_in_one_line(body: bytes, line: str) -> None:
-    """Whatever the server says: printable, and short."""
-    assert short_error(body) == line
 
 
 def test_addresses() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.index import MatchReply, WorkerMatch
+from schemas.index import MatchReply, PoolMatch, WorkerMatch
 from schemas.worker import RankStream, WorkerProfile, WorkerState
 from tidegate.doctor import checks
 from tidegate.doctor.checks import Check
@@ -42,6 +42,8 @@ def test_whatever_is_not_ok_says_what_to_do() -> None:
         *checks.check_index("m", None),
         *checks.check_index("m", MatchReply(indexer="i")),
         *checks.check_services([]),
+        *checks.check_holding(["commit"], states),
+        *checks.check_holding(["kv", "commit"], states),
         checks.check_stream({"error": {"description": "stream not found"}}, None),
         checks.check_stream({"state": {"messages": 9}}, checks.LATE_ROWS + 1),
         checks.check_tokenizer("m", False, "404"),
@@ -124,6 +126,19 @@ def test_findings_read_as_sentences() -> None:
     assert known.found == "a rank 0: synced, 1 block"
 
 
+def test_whether_turns_may_be_held() -> None:
+    """All admission services have one policy; one that holds needs engines whose memory is known."""
+    told = worker("a")
+    sized = msgspec.structs.replace(told, profile=msgspec.structs.replace(told.profile, kv_tokens=1000))
+    assert verdicts(checks.check_holding(["commit", "commit"], {"a": sized})) == ["ok"]
+    assert verdicts(checks.check_holding(["kv"], {"a": told})) == ["ok"]
+    (unsized,) = checks.check_holding(["commit"], {"a": sized, "b": worker("b")})
+    assert (unsized.verdict, "but b does not say" in unsized.found) == ("warning", True)
+    (differing,) = checks.check_holding(["kv", "commit"], {"a": sized})
+    assert (differing.verdict, "commit, kv" in differing.found) == ("warning", True)
+    assert checks.check_holding([], {"a": told}) == []
+
+
 def test_a_route_policy_that_nobody_serves_is_a_warning() -> None:
     """Admission asks it for every decision and goes on by itself: the doctor says so, by name."""
     (absent,) = checks.check_policies({"tenant-home": False})
@@ -139,3 +154,25 @@ def test_a_missing_service_says_what_is_missing_without_it() -> None:
     assert found["service ingress"] == "ok"
     assert found["service bridge"] == "failed"
     assert found["service hints"] == "warning"
+
+
+def test_shared_pools_by_name() -> None:
+    """A pool that is not trusted in full is a warning that says what its pages count for; without pools nothing is
+    said."""
+    pools = (
+        PoolMatch(pool="p", age_ms=12_400),
+        PoolMatch(pool="q", health="blind", reason="layouts_disagree"),
+        PoolMatch(pool="r", health="approximate", reason="no_matching_keys"),
+    )
+    found = checks.check_pools("m", MatchReply(indexer="i", pools=pools))
+    assert [(check.name, check.verdict) for check in found] == [
+        ("pool p", "ok"),
+        ("pool q", "warning"),
+        ("pool r", "warning"),
+    ]
+    assert found[0].found == "m: synced, reconciled 12 s ago"
+    assert [("nothing" in (check.fix or ""), "less" in (check.fix or "")) for check in found[1:]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert checks.check_pools("m", MatchReply(indexer="i")) == checks.check_pools("m", None) == []

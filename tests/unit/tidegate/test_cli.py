@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -20,6 +17,9 @@ from tidegate.supervisor.ports import PortPicker, is_free
 from tidegate.supervisor.state import EngineState, SystemState, read_state, remove_state, write_state
 
 ROOT = Path(__file__).parents[3]
+
+
+TRACE = str(Path(__file__).parents[2] / "fixtures" / "recorded_traces" / "mooncake_conversation_head.jsonl")
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -37,6 +37,12 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
         (["up", "--engine", "host:8000"], "write http://HOST:PORT"),
         (["tail", "--count", "0"], "--count"),
         (["demo", "--model", "m"], "go with --url"),
+        (["simulate", "--speed", "2"], "give one with --trace"),
+        (["simulate", "--speed", "nan", "--trace", TRACE], "nan is no finite number"),
+        (["simulate", "--block-size", "16", "--trace", TRACE], "add --speed 1"),
+        (["simulate", "--preset", "quick", "--speed", "1", "--trace", TRACE], "leave --preset and --quick out"),
+        (["simulate", "--seeds", "1", "--speed", "1", "--trace", TRACE], "--seeds: a recorded trace has one load"),
+        (["simulate", "--policy", "cap", "--speed", "1", "--trace", TRACE], "'cap' does not play a recorded trace"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_code_2(
@@ -154,36 +160,6 @@ def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     with pytest.raises(PortTakenError, match=f"port {ports[0]} .* --port"):
         picker.exactly(ports[0], "--port")
     assert picker.pick(preferred=ports[0]) != ports[0]
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments", "name"),
-    [
-        ("tidegate", ["doctor"], "tidegate"),
-        ("services.indexer", [], "tidegate indexer"),
-        ("load.engine", [], "tidegate engine"),
-    ],
-)
-def test_a_kvcore_that_cannot_be_had_is_one_sentence(
-    module: str, arguments: list[str], name: str, tmp_path: Path
-) -> None:
-    """``TIDEGATE_KVCORE=native`` without a build that fits, in every process that needs it: what is wrong and what to
-    do, code 2, no traceback, and nothing is started."""
-    (tmp_path / "tidegate_kvcore.py").write_text("API = None")
-    environ = {**os.environ, "TIDEGATE_KVCORE": "native", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith(f"{name}: TIDEGATE_KVCORE=native, but the installed tidegate_kvcore is too old")
-    assert "make setup" in sentence
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["tidegate_kvcore.py"]
 
 
 def test_an_import_that_fails_for_another_reason_is_no_sentence() -> None:

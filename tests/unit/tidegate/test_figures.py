@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from load.workload.client import RequestResult
+from load.workload.results import RequestResult
 from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
 from tidegate.demo.figures import Observed, measure, percentile, same_requests, sticky_ratio
 from tidegate.demo.table import PROMISES, lines_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ from bus.settings import load_settings, parse_overrides
 from services.recorder.config import RecorderSettings
 from tidegate.errors import WrongUseError
 from tidegate.supervisor.check import SETTINGS, check_settings
+from tidegate.supervisor.config import UpSettings
 from tidegate.supervisor.engines import EngineAddress, parse_engine
-from tidegate.supervisor.layout import Ports, Simulated, Stage, SystemPlan, children, service_names
+from tidegate.supervisor.layout import POOL, Ports, Simulated, SimulatedPool, Stage, SystemPlan, children, service_names
 
 
-def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus: bool = True) -> SystemPlan:
-    names = service_names(simulated, len(engines))
+def plan_of(
+    simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus: bool = True, pool: bool = False
+) -> SystemPlan:
+    names = service_names(simulated, len(engines), pool=pool)
     return SystemPlan(
         python="python",
         host="127.0.0.1",
@@ -27,6 +31,7 @@ def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus
         nats_url="nats://127.0.0.1:4222",
         nats_command=("nats-server",) if own_bus else None,
         simulated=tuple(Simulated(f"engine-{n}", 8100 + n, 5000 + n, 6000 + n) for n in range(1, simulated + 1)),
+        pool=SimulatedPool(7001, 7002) if pool else None,
         engines=engines,
         tokenizers={"sim-8b": "/assets"},
     )
@@ -35,7 +40,7 @@ def plan_of(simulated: int = 2, engines: tuple[EngineAddress, ...] = (), own_bus
 def test_every_child_can_be_started_with_its_settings() -> None:
     """Each command names a module that exists and settings that its own section accepts."""
     engine = EngineAddress("http://10.0.0.1:8000", ("tcp://10.0.0.1:5557",), ("tcp://10.0.0.1:5558",))
-    for spec in children(plan_of(engines=(engine,))):
+    for spec in children(plan_of(engines=(engine,), pool=True)):
         if spec.stage is Stage.BUS:
             continue
         module = spec.command[spec.command.index("-m") + 1]
@@ -46,6 +51,14 @@ def test_every_child_can_be_started_with_its_settings() -> None:
         assert given == spec.settings
         settings = load_settings(spec.section, SETTINGS[spec.section], environ={}, overrides=given)
         assert f":{settings.http_port}/" in spec.ready_url
+
+
+def test_prompts_are_written_where_the_user_meant() -> None:
+    """Children run in the workdir; the front door alone is told the folder, and only where there is one."""
+    told = {spec.name: spec.settings for spec in children(replace(plan_of(), captured=Path("/srv/captured")))}
+    assert [name for name, settings in told.items() if "capture_directory" in settings] == ["ingress"]
+    assert told["ingress"]["capture_directory"] == "/srv/captured"
+    assert all("capture_directory" not in spec.settings for spec in children(plan_of()))
 
 
 def test_a_child_may_take_as_long_to_stop_as_its_settings_say(tmp_path: Path) -> None:
@@ -68,6 +81,19 @@ def test_a_system_of_two_simulated_engines() -> None:
     assert bridge["engine_url"] == f"http://127.0.0.1:{engine['http_port']}"
     assert json.loads(bridge["kv_events"]) == [engine["kv_events_endpoint"]]
     assert json.loads(bridge["kv_replay"]) == [engine["replay_endpoint"]]
+
+
+def test_simulated_engines_share_a_pool() -> None:
+    """With --pool: a pool and a bridge of its own; every engine uses it, and every engine's bridge names it."""
+    specs = {spec.name: spec for spec in children(plan_of(pool=True))}
+    pool, bridge = specs["pool"].settings, specs["bridge-pool"].settings
+    assert bridge["pool_url"] == f"http://127.0.0.1:{pool['http_port']}"
+    assert (bridge["pool"], bridge["pool_events"]) == (POOL, pool["kv_events_endpoint"])
+    assert {specs[f"engine-{number}"].settings["pool_url"] for number in (1, 2)} == {bridge["pool_url"]}
+    assert {specs[f"bridge-{number}"].settings["shared_pool"] for number in (1, 2)} == {POOL}
+    assert specs["pool"].stage is Stage.ENGINE
+    with pytest.raises(ValueError, match="pool is simulated"):
+        UpSettings(pool=True, engine=("http://h:8000",))
 
 
 def test_stages_stop_who_feeds_before_who_is_fed() -> None:

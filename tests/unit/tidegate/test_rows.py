@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC
 
+import msgspec
 import pytest
 
 from schemas.base import to_json
+from schemas.decision import Candidate
 from schemas.session import SessionKey
-from schemas.trace import AgentContext, RequestMetrics, TracedWorker, TraceRow
+from schemas.trace import AgentContext, RequestMetrics, TracedDecision, TracedWorker, TraceRow
 from tidegate.rows import RowFilter, one_line, read_row
 
 KEY = SessionKey(family="dynamo", root="run", agent="a/b")
@@ -28,6 +30,16 @@ ROW = TraceRow(
         total_time_ms=210.0,
     ),
 )
+
+HOSTILE = "a\x1b[2J\nb\u202ec\u2028d"
+
+
+def test_a_strangers_words_drive_no_terminal() -> None:
+    """Ids may come from a request's body, and hold anything: one line, and nothing in it that a terminal obeys."""
+    context = AgentContext(session_id=HOSTILE, parent_session_id=HOSTILE)
+    line = one_line(msgspec.structs.replace(ROW, agent_context=context), UTC)
+    assert line.isprintable()
+    assert "a\\x1b[2J\\x0ab\\u202ec\\u2028d (of " in line
 
 
 @pytest.mark.parametrize(
@@ -75,6 +87,55 @@ def test_holds_fallbacks_and_reasons_are_shown() -> None:
     )
     line = one_line(TraceRow(event_type="request_end", event_time_unix_ms=0, request=request), UTC)
     assert line == "00:00:00.000  upstream_lost  -  -  held 12 ms (kv_full)  placed by fallback  reset"
+
+
+DECISION = TraceRow(
+    event_type="decision",
+    event_time_unix_ms=43_201_123,
+    agent_context=AgentContext(session_id="run", session=SessionKey(family="dynamo", root="run")),
+    decision=TracedDecision(
+        request_id="r",
+        grant_id="g",
+        worker=TracedWorker(worker="engine-1"),
+        model="sim-8b",
+        input_tokens=1200,
+        predicted_cached_tokens=1104,
+        index_health="approximate",
+        hold_ms=30,
+        hold_reason="policy",
+        decide_us=180,
+        candidates_seen=4,
+        candidates=(
+            Candidate(worker="engine-1", rank=0, cost=6.0),
+            Candidate(worker="engine-2", rank=1, cost=75.5),
+            Candidate(worker="engine-3", rank=0, excluded="draining"),
+        ),
+    ),
+)
+
+
+def test_a_decision_says_where_and_what_elsewhere_would_have_cost() -> None:
+    """The chosen rank's cost, then the others'; what was left out is counted."""
+    assert one_line(DECISION, UTC) == (
+        "12:00:01.123  decision  engine-1  run  in 1200 (expected cached 1104, 92 %)  "
+        "cost 6 (engine-2/1 75.5, engine-3 draining, and 1 more)  held 30 ms (policy)  decided in 180 us  "
+        "index approximate"
+    )
+    bare = msgspec.structs.replace(
+        DECISION,
+        decision=TracedDecision(
+            request_id="r", grant_id="g", worker=TracedWorker(worker="w"), model="m", mode="fallback"
+        ),
+        agent_context=None,
+    )
+    assert one_line(bare, UTC) == "12:00:01.123  decision  w  -  in 0  decided in 0 us  placed by fallback"
+
+
+def test_decisions_are_filtered_as_requests_are() -> None:
+    """By the chosen worker, the model, the session."""
+    assert RowFilter(session="run", model="sim-8b", worker="engine-1").passes(DECISION)
+    assert not RowFilter(worker="engine-2").passes(DECISION)
+    assert not RowFilter(model="other").passes(DECISION)
 
 
 def test_what_is_no_row_is_none() -> None:

@@ -12,14 +12,23 @@ from hypothesis import strategies as st
 
 from services.admission.estimators.class_key import ClassKey, class_key
 from services.admission.estimators.errors import BadStateError
-from services.admission.estimators.learned import LearnedTable
 from services.admission.estimators.learned_pool import Attained, LearnedPool, LeaseStanding, Prediction
-from services.admission.estimators.learned_state import ClassState, LearnedState, decode, encode, from_state, to_state
+from services.admission.estimators.learned_state import (
+    ClassState,
+    LearnedState,
+    decode,
+    encode,
+    encode_within,
+    from_state,
+    to_state,
+)
 from services.admission.estimators.order_correlation import OrderCorrelationState
 from services.admission.estimators.queueing import QueueingDelayState
 from services.admission.estimators.residual import ResidualState
 from services.admission.estimators.tool_times import ToolState, ToolTimes, ToolTimesState
 from services.admission.estimators.work import WorkCost
+from services.admission.pools import Pool
+from services.admission.remembered import Remembered, Stored
 
 UNIT = WorkCost(per_token=1, per_pair=0, per_context_token=0, floor=0)
 """A new token is a second of work: totals are easy to see."""
@@ -146,6 +155,53 @@ def test_programs_that_end_otherwise_are_no_completions() -> None:
     assert pool.pooled.work.mean_residual(0) == pytest.approx((20 * 100 + 200) / 21)
 
 
+def test_who_answers_is_one_sample_its_latest() -> None:
+    """Whether it is over nobody says. A chat of a hundred questions weighs as much as one of one."""
+    pool = LearnedPool(work_cost=UNIT)
+    for at in range(100):
+        pool.program_returned("chat")
+        pool.turn_finished("chat", CODER, prompt_tokens=100 + at, output_tokens=0)
+        pool.program_answered("chat")
+        pool.program_answered("chat")
+        assert (pool.pooled.work.completions, pool.pooled.work.in_flight, len(pool)) == (1, 0, 1)
+    assert to_state(pool).classes[0].context.completed == (199,)
+    pool.program_returned("chat")
+    assert (pool.pooled.context.completions, pool.pooled.context.in_flight) == (1, 1)
+    pool.turn_finished("chat", SCOUT, prompt_tokens=500, output_tokens=0)
+    pool.program_answered("chat")
+    assert [each.context.completed for each in to_state(pool).classes] == [(), (500,)]
+    pool.program_finished("chat")
+    assert [each.context.completed for each in to_state(pool).classes] == [(), (500,)]
+    assert (pool.pooled.work.completions, pool.pooled.work.in_flight, len(pool)) == (1, 0, 0)
+    assert to_state(pool).order_correlation == OrderCorrelationState(turns=(101,))
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_answered_and_is_given_up(goes_on: bool) -> None:
+    """Without another turn it has finished, and was learned already. With one that called a tool, its last answer was
+    no end, and its totals are only known to be no less."""
+    pool = LearnedPool(work_cost=UNIT)
+    pool.turn_finished("p", CODER, prompt_tokens=100, output_tokens=0)
+    pool.program_answered("p")
+    if goes_on:
+        pool.turn_finished("p", CODER, prompt_tokens=300, output_tokens=0)
+    pool.program_abandoned("p")
+    context = pool.pooled.context.to_state()
+    assert (context.completed, context.abandoned) == (((), ((0, 300),)) if goes_on else ((100,), ()))
+    assert (pool.pooled.context.in_flight, len(pool.order_correlation)) == (0, 0 if goes_on else 1)
+
+
+def test_an_answer_of_a_program_whose_beginning_is_not_known_is_no_sample() -> None:
+    pool = LearnedPool()
+    pool.program_answered("nobody")
+    pool.program_started("late", CODER, from_start=False)
+    pool.program_answered("late")
+    pool.turn_finished("late", CODER, prompt_tokens=100, output_tokens=0)
+    pool.program_answered("late")
+    pool.program_abandoned("late")
+    assert (pool.pooled.context.completions, pool.pooled.context.in_flight) == (0, 0)
+
+
 def test_usage_that_makes_no_sense_is_counted_and_changes_nothing() -> None:
     """An engine's wrong numbers end no decision and spoil no estimate."""
     pool = LearnedPool()
@@ -206,16 +262,25 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_any_history_keeps_its_books(events: list[Event]) -> None:
-    """Duplicates, ends without start, labels that change, classes that are forgotten: whoever runs is censored exactly
-    once in the pool, at most once in the classes; when all ended nobody is left."""
+    """Duplicates, ends without start, labels that change, classes that are forgotten, answers: whoever runs is censored
+    exactly once in the pool, at most once in the classes; when all ended nobody is left."""
     pool = LearnedPool(work_cost=UNIT, max_classes=3, max_programs=5)
     whole: dict[int, bool] = {}
+    answered: set[int] = set()
     for event in events:
         key = class_key(agent_type=f"a{event.label}", is_sub_agent=False, model="m")
         if event.what == 0:
             pool.program_finished(event.program)
         elif event.what == 1:
             pool.program_abandoned(event.program)
+        elif event.what == 3:
+            pool.program_answered(event.program)
+            had = pool.attained(event.program)
+            if had is not None and had.turns and whole[event.program]:
+                answered.add(event.program)
+        elif event.what == 4:
+            pool.program_returned(event.program)
+            answered.discard(event.program)
         elif event.what == 2:
             if pool.attained(event.program) is None:
                 whole[event.program] = bool(event.tokens % 2)
@@ -223,8 +288,10 @@ def test_any_history_keeps_its_books(events: list[Event]) -> None:
         else:
             if pool.attained(event.program) is None:
                 whole[event.program] = True
-            pool.turn_finished(event.program, key, prompt_tokens=event.tokens, output_tokens=1)
-        counted = sum(whole[program] for program in range(8) if pool.attained(program) is not None)
+            if pool.turn_finished(event.program, key, prompt_tokens=event.tokens, output_tokens=1) is not None:
+                answered.discard(event.program)
+        answered = {program for program in answered if pool.attained(program) is not None}
+        counted = sum(whole[each] for each in range(8) if pool.attained(each) is not None and each not in answered)
         assert pool.pooled.work.in_flight == pool.pooled.context.in_flight == counted
         assert sum(estimators.work.in_flight for _, estimators in pool.classes.items()) <= counted
         assert (len(pool) <= 5, len(pool.classes) <= 3) == (True, True)
@@ -307,15 +374,22 @@ def test_a_damaged_part_costs_that_part_alone() -> None:
         (msgspec.msgpack.encode({"version": 2}), "foreign_version"),
     ],
 )
-def test_a_foreign_payload_leaves_the_table_as_it_was(payload: bytes, reason: str) -> None:
-    """Refused by name; the pool then starts as if nothing had been stored."""
-    table = LearnedTable()
-    table.pool("other").unleased_return(3.0)
+def test_a_foreign_payload_is_refused_by_name(payload: bytes, reason: str) -> None:
+    """The pool then starts as if nothing had been stored."""
     with pytest.raises(BadStateError) as caught:
-        table.restore("m", payload)
+        decode(payload)
     assert caught.value.reason == reason
-    assert list(table.names()) == ["other"]
-    assert table.pool("other").queueing_delay.mean == 3.0
+    memory, learned = taken_over(payload)
+    assert (memory.refused, len(learned.classes), learned.samples) == ({reason: 1}, 0, 0)
+
+
+def taken_over(payload: bytes) -> tuple[Remembered, LearnedPool]:
+    """The pool ``m``, begun with these bytes stored."""
+    memory = Remembered()
+    memory.read({"m": payload})
+    learned, refused = memory.begun("m")
+    assert sum(memory.refused.values()) == len(refused)
+    return memory, learned
 
 
 @given(st.binary(max_size=200), st.integers(0, 3000), st.integers(0, 20))
@@ -323,37 +397,58 @@ def test_torn_and_overwritten_states_never_raise_anything_else(patch: bytes, at:
     """Any damage: parts are refused or the whole is, and what was taken over can be asked and written again."""
     payload = bytearray(STORED)
     payload[at : at + len(patch)] = patch
-    table = LearnedTable()
-    try:
-        table.restore("m", bytes(payload[: len(payload) - cut]))
-    except BadStateError:
-        assert len(table) == 0
-    pool = table.pool("m")
+    _, pool = taken_over(bytes(payload[: len(payload) - cut]))
     run(pool, "p", CODER, 100, 200)
     pool.tool_returned("bash", 1.0)
     assert pool.final_context(CODER, 0, 400_000) >= 0
-    stored = table.stored("m")
+    stored = encode_within(pool, "m", 1 << 20)
     assert stored is not None
-    assert LearnedTable().restore("m", stored) == []
+    again, _ = taken_over(stored)
+    assert not again.refused
 
 
-STORED = encode(to_state(learned_pool()))
+STORED = encode(to_state(learned_pool(), "m"))
 
 
-def test_a_table_holds_a_bounded_number_of_pools() -> None:
-    """By use; each is written and restored by its name; one that has learned already is not overwritten."""
-    table = LearnedTable(max_pools=2)
-    for name in ("a", "b", "a", "c"):
-        table.pool(name).unleased_return(1.0)
-    assert (list(table.names()), table.evictions, len(table)) == (["a", "c"], 1, 2)
-    assert table.stored("b") is None
-    stored = table.stored("a")
-    assert stored is not None
-    with pytest.raises(BadStateError) as caught:
-        table.restore("c", stored)
-    assert caught.value.reason == "already_learning"
-    assert table.restore("d", stored) == []
-    assert (list(table.names()), table.pool("d").queueing_delay.mean) == (["c", "d"], 1.0)
+def test_what_is_stored_is_of_one_pool_and_has_a_bound() -> None:
+    """Another pool's value is refused; of tools the latest durations are kept where there is no room for all."""
+    pool = LearnedPool()
+    for number in range(3000):
+        pool.tool_returned("bash", float(number))
+    whole, half = encode_within(pool, "m", 1 << 20), encode_within(pool, "m", 25_000)
+    assert whole is not None
+    assert half is not None
+    assert len(half) <= 25_000 < len(whole)
+    assert decode(half)[0].tools == ToolTimesState(
+        tools=(ToolState(name="bash", durations=tuple(map(float, range(1976, 3000)))),),
+        pooled=tuple(map(float, range(1976, 3000))),
+    )
+    assert encode_within(pool, "m", 100) is None
+    memory = Remembered()
+    memory.read({"other": whole})
+    assert [error.reason for error in memory.begun("other")[1]] == ["foreign_pool"]
+
+
+def test_a_pool_is_stored_when_it_has_learned_something_and_not_too_often() -> None:
+    """Never before it is known what is stored; a value that was not taken comes again."""
+    memory, pool = Remembered(), Pool("m", LearnedPool(), 0.0)
+    pool.learned.tool_returned("bash", 1.0)
+
+    def due(now: float) -> list[Stored]:
+        return memory.due([pool], now, every_s=30.0)
+
+    assert due(100.0) == []
+    memory.read({})
+    assert due(100.0) == []
+    (stored,) = due(130.0)
+    assert stored.key == "m"
+    assert taken_over(stored.payload)[1].tools.samples == 1
+    assert due(200.0) == []
+    memory.unwritten("m")
+    assert [each.key for each in due(200.0)] == ["m"]
+    pool.learned.tool_returned("bash", 2.0)
+    assert due(229.0) == []
+    assert len(due(230.0)) == 1
 
 
 def test_all_that_is_learned_has_a_bound_in_the_store() -> None:

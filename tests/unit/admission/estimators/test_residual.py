@@ -95,12 +95,15 @@ def test_predicted_contexts_of_the_spec(context: float, charged: float) -> None:
         (0, None, 400_000, 50_000),
         (60_000, None, 400_000, 62_000),
         (399_000, None, 400_000, 400_000),
+        (0, None, 4_000_000, 131_072),
+        (150_000, None, 4_000_000, 152_000),
     ],
 )
 def test_predicted_context_beyond_support_and_without_prediction(
     context: float, residual: float | None, capacity: float, charged: float
 ) -> None:
-    """Spec policy §4: min(C, 2c) beyond the support; max(c+g, C/8) without prediction; never more than C."""
+    """Spec policy §4: min(C, 2c) beyond the support; max(c+g, C/8) without prediction; never more than C. Of a very
+    large seat no eighth is asked for who never had a turn."""
     assert predicted_final_context(context, residual, growth=2000, capacity=capacity) == charged
 
 
@@ -218,6 +221,50 @@ def test_a_sample_that_makes_no_sense_changes_nothing(value: float, reason: str)
         estimator.mean_residual(value)
     with pytest.raises(KeyError):
         estimator.complete(7)
+
+
+def test_a_completion_that_was_none_is_taken_out() -> None:
+    """Its own, whatever others equal it; once it has left the window there is nothing to take, and nobody else's is."""
+    estimator = grown(min_completions=1, window=4)
+    for _ in range(7):
+        estimator.enter(5)
+    numbers = [estimator.complete(5) for _ in range(3)]
+    estimator.withdraw(numbers[1])
+    estimator.withdraw(numbers[1])
+    assert estimator.to_state().completed == (5, 5)
+    for _ in range(4):
+        estimator.complete(5)
+    estimator.withdraw(numbers[0])
+    estimator.withdraw(numbers[2])
+    assert (estimator.completions, estimator.in_flight) == (4, 0)
+    again = ResidualEstimator.from_state(estimator.to_state(), min_completions=1, window=4)
+    again.enter(9)
+    number = again.complete(9)
+    assert again.to_state().completed == (5, 5, 5, 9)
+    again.withdraw(number)
+    assert again.to_state().completed == (5, 5, 5)
+
+
+def test_what_is_replaced_renews_the_estimate_less_often() -> None:
+    """An eighth of the window, no less than five; a new total in between counts as ever."""
+    estimator = grown()
+    for _ in range(80):
+        complete(estimator, 7)
+    numbers, refreshes = list(range(1, 81)), estimator.refreshes
+    for number in numbers[:9]:
+        estimator.enter(9)
+        estimator.replace(number, 9)
+    assert (estimator.refreshes, estimator.completions) == (refreshes, 80)
+    estimator.enter(9)
+    estimator.replace(numbers[9], 9)
+    assert estimator.refreshes == refreshes + 1
+    assert estimator.mean_residual(8) == 1
+    for _ in range(5):
+        complete(estimator, 20)
+    assert estimator.refreshes == refreshes + 2
+    estimator.enter(9)
+    estimator.replace(-1, 9)
+    assert estimator.completions == 86
 
 
 def test_state_survives_a_restart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from statistics import correlation, mean
 
@@ -17,7 +18,7 @@ from services.admission.estimators.growth import ContextGrowth, GrowthState, Out
 from services.admission.estimators.least_recent import LeastRecentlyUsed
 from services.admission.estimators.order_correlation import OrderCorrelation, OrderCorrelationState
 from services.admission.estimators.queueing import QueueingDelay, QueueingDelayState
-from services.admission.estimators.windows import SortedWindow
+from services.admission.estimators.windows import BLOCK, SortedMultiset, SortedWindow
 from services.admission.estimators.work import H100_8B, H100_70B, WorkCost
 
 
@@ -212,3 +213,24 @@ def test_foreign_states_are_refused(
         read(state)
     assert caught.value.reason == reason
     assert isinstance(caught.value, EstimatorError)
+
+
+def test_a_multiset_of_several_blocks_counts_as_a_sorted_list_does() -> None:
+    """Equal numbers count as often as they were added; what is not there is not taken out, wherever it would be."""
+    source = random.Random(5)
+    values = [float(source.randrange(900)) for _ in range(5 * BLOCK)]
+    kept = SortedMultiset()
+    for value in values:
+        kept.add(value)
+    for value in values[: 3 * BLOCK]:
+        kept.remove(value)
+    left = sorted(values[3 * BLOCK :])
+    asked = [float(value) for value in range(-1, 902, 7)]
+    assert kept.counts_from(asked) == [sum(each >= value for each in left) for value in asked]
+    assert len(kept) == len(left)
+    for missing in (-1.0, 0.5, 1000.0):
+        with pytest.raises(KeyError):
+            kept.remove(missing)
+    for value in left:
+        kept.remove(value)
+    assert kept.counts_from([0.0]) == [0]

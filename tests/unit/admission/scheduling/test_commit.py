@@ -135,7 +135,7 @@ def test_order_by_arrival_and_predicted_work() -> None:
         estimator.enter(5.0)
         estimator.enter(8.0)
     estimator.refresh()
-    driver = Driver(pool)
+    driver = Driver(pool, span_s=80.0)
     driver.new(100.0, "p")
     program = driver.policy.book.programs.get("p")
     assert program is not None
@@ -163,7 +163,7 @@ def test_short_programs_overtake_long_ones_that_wait() -> None:
     assert arrives(1.0, "long-1", "long") == [1]
     assert arrives(2.0, "long-2", "long") == []
     assert arrives(3.0, "short-0", "short") == [3]
-    conservative = Driver(pool, span_s=0.0)
+    conservative = Driver(pool, span_s=0.0, steering={"start": 1.2})
     policy, driver = conservative.policy, conservative
     arrives(0.0, "long-0", "long")
     arrives(1.0, "long-1", "long")
@@ -174,7 +174,7 @@ def test_short_programs_overtake_long_ones_that_wait() -> None:
 def test_without_predictions_programs_are_let_in_by_arrival_and_charged_an_eighth() -> None:
     """(v): S = 0 and nothing known; kappa 1.2 lets in nine eighths."""
     for span in (0.0, 80.0):
-        driver = Driver(span_s=span, bypass_s=0.0)
+        driver = Driver(span_s=span, bypass_s=0.0, steering={"start": 1.2})
         let_in = [admitted(driver.new(float(second), f"p{second}")) for second in range(12)]
         assert let_in == [[turn] for turn in range(9)] + [[], [], []]
         assert admitted(driver.end(20.0, 4, final=True)) == [9]
@@ -390,6 +390,31 @@ def test_idle_programs_expire() -> None:
     (action,) = driver.policy.tick(601.0)
     assert isinstance(action, LeaseChange)
     assert (action.state, driver.policy.book.seats[0].load, len(driver.policy.book.programs)) == ("expired", 0, 0)
+
+
+def test_a_parent_does_not_wait_for_ever_for_sub_agents_that_never_arrive() -> None:
+    """Their first requests were lost, or they had ended before their parent named them: its lease expires."""
+    driver = Driver()
+    driver.new(0.0, "parent")
+    driver.end(1.0, 0, spawned=("lost-1", "lost-2"))
+    seat = driver.policy.book.seats[0]
+    assert seat.load > 0
+    actions = driver.policy.tick(602.0)
+    assert [action.state for action in actions if isinstance(action, LeaseChange)] == ["expired"]
+    assert (seat.load, len(driver.policy.book.programs)) == (0, 0)
+
+
+def test_programs_that_wait_for_each_other_expire() -> None:
+    """What clients say of their sub-agents may go round in a circle."""
+    driver = Driver()
+    driver.new(0.0, "a", parent="b")
+    driver.end(1.0, 0, spawned=("a", "b"))
+    driver.new(2.0, "b", parent="a")
+    driver.end(3.0, 1, spawned=("a",))
+    for tick in range(604, 3_000, 300):
+        driver.policy.tick(float(tick))
+    assert not len(driver.policy.book.programs)
+    assert driver.policy.book.seats[0].load == 0
 
 
 def test_bad_parameters() -> None:

@@ -1,0 +1,88 @@
+"""nats-py's parser with a shorter way for messages that are there as a whole: 8 us less for each taken as bytes.
+
+What it does not know (errors, pings, what the server says of itself) and what has come only in part goes nats-py's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+
+if TYPE_CHECKING:
+    from bus.nats.client import NatsClient
+
+DirectBytes = Callable[[bytes, bytes, bytes | None, bytes], None]
+"""Handles a message of which nothing is decoded: subject, payload, headers (the whole block, ``None``: none), reply."""
+
+_END = b"\r\n"
+
+
+class FastParser(Parser):
+    """See `nats.protocol.parser.Parser`. ``takers``: by subscription, who takes messages as bytes, at once."""
+
+    def __init__(self, client: NatsClient, takers: dict[int, DirectBytes]) -> None:
+        super().__init__(client)
+        self._client = client
+        self._takers = takers
+
+    async def parse(self, data: bytes = b"") -> None:
+        self.buf.extend(data)
+        if self.state != AWAITING_CONTROL_LINE:
+            if len(self.buf) < self.needed + 2:
+                return
+            await self._finish()
+        if self._takers:
+            await self._take_whole()
+        if self.buf:
+            await super().parse()
+
+    async def _finish(self) -> None:
+        """The message of which the beginning was there."""
+        of, buffer = self.msg_arg, self.buf
+        head, end = self.header_needed, self.needed
+        headers = bytes(buffer[:head]) if head else None
+        payload = bytes(buffer[head:end])
+        del buffer[: end + 2]
+        self.state, self.header_needed = AWAITING_CONTROL_LINE, 0
+        taker = self._takers.get(of["sid"])
+        if taker is None:
+            await self._client._process_msg(of["sid"], of["subject"], of["reply"], payload, headers)  # type: ignore[arg-type]  # nats-py passes None too
+        else:
+            self._client.take_bytes(taker, of["subject"], payload, headers, of["reply"])
+
+    async def _take_whole(self) -> None:
+        """All messages at the beginning that have come as a whole and are somebody's who takes bytes."""
+        data = bytes(self.buf)
+        take, position = self._client.take_bytes, 0
+        while (found := self._whole(data, position)) is not None:
+            taker, words, head, start, end = found
+            reply = words[3] if len(words) == (6 if head else 5) else b""
+            take(taker, words[1], data[start + head : end], data[start : start + head] if head else None, reply)
+            position = end + 2
+        if position:
+            del self.buf[:position]
+            await self._client.pause()
+
+    def _whole(self, data: bytes, position: int) -> tuple[DirectBytes, list[bytes], int, int, int] | None:
+        """What begins at ``position``, if it is for a taker and whole: its taker, the words of its control line, the
+        bytes of its headers, where they begin, and where its payload ends."""
+        with_headers = data.startswith(b"HMSG ", position)
+        if not with_headers and not data.startswith(b"MSG ", position):
+            return None
+        line_end = data.find(_END, position)
+        if line_end < 0:
+            return None
+        words = data[position:line_end].split()
+        if len(words) < (5 if with_headers else 4):
+            return None
+        try:
+            taker = self._takers.get(int(words[2]))
+            head = int(words[-2]) if with_headers else 0
+            end = line_end + 2 + int(words[-1])
+        except ValueError:
+            return None  # nats-py says what is wrong with it
+        if taker is None or end + 2 > len(data):
+            return None
+        return taker, words, head, line_end + 2, end

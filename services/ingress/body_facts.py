@@ -1,0 +1,144 @@
+"""What a request's body says of who sent it and why: weak identity, tells of side requests, what it answers.
+
+Messages stay views of the client's own bytes; only their roles and types are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from schemas.base import UNDECODABLE
+from schemas.session import InputTrigger
+from services.ingress.identity import BodyFacts, Signals
+
+ONE_SHOT_MESSAGES = 8
+"""A side request has few messages; a longer list is never looked through for one."""
+
+MAX_FIELD_CHARACTERS = 8192
+"""A longer identity field counts as absent: it would be in every fact of its request. Harnesses send below 1,000."""
+
+TITLE_TELL = b'"Generate a title for this conversation'
+"""How OpenCode's title request begins (harness.md §4)."""
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """The members of any API's body that are read for this."""
+
+    tools: list[msgspec.Raw] | None = None
+    metadata: Any = None
+    client_metadata: Any = None
+    prompt_cache_key: Any = None
+
+
+class _Head(msgspec.Struct):
+    """A message or input item, as far as its role and type."""
+
+    role: str = ""
+    type: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+
+
+_head = msgspec.json.Decoder(_Head)
+_blocks = msgspec.json.Decoder(list[_Block])
+_user_id = msgspec.json.Decoder(dict[str, Any])
+_NO_HEAD = _Head()
+
+
+def message_facts(
+    body: Told, messages: list[msgspec.Raw], trigger: InputTrigger, output_format: str | None = None
+) -> BodyFacts:
+    """All that the members of ``body`` and its ``messages`` say; nothing in them makes a request bad."""
+    one_shot = len(messages) <= ONE_SHOT_MESSAGES and all(_is_input(_read_head(message)) for message in messages)
+    return BodyFacts(
+        has_tools=bool(body.tools),
+        one_shot=one_shot,
+        title_asked=one_shot and not body.tools and any(TITLE_TELL in bytes(message) for message in messages),
+        output_format=output_format,
+        input_trigger=trigger,
+        fields=identity_fields(body),
+    )
+
+
+def identity_fields(body: Told) -> Signals:
+    """Weak identity: only texts, trimmed, that are printable and at most `MAX_FIELD_CHARACTERS` long."""
+    found = {
+        "codex_session": member(body.client_metadata, "session_id"),
+        "codex_thread": member(body.client_metadata, "thread_id"),
+        "codex_turn_metadata": member(body.client_metadata, "x-codex-turn-metadata"),
+        "user_session": _user_session(member(body.metadata, "user_id")),
+        "prompt_cache_key": body.prompt_cache_key,
+    }
+    return {
+        name: value.strip()
+        for name, value in found.items()
+        if isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS and value.strip() and value.isprintable()
+    }
+
+
+def _user_session(user_id: Any) -> str | None:
+    """Claude Code's ``metadata.user_id``: a JSON object with ``session_id``, or ``user_..._session_<id>``."""
+    if not isinstance(user_id, str):
+        return None
+    if user_id.startswith("{"):
+        try:
+            session = member(_user_id.decode(user_id), "session_id")
+        except UNDECODABLE:
+            return None
+        return session if isinstance(session, str) else None
+    return user_id.rpartition("_session_")[2] if "_session_" in user_id else None
+
+
+def member(value: Any, *path: str) -> Any:
+    """A nested member, or ``None`` where there is no such thing."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _read_head(message: msgspec.Raw) -> _Head:
+    try:
+        return _head.decode(message)
+    except UNDECODABLE:
+        return _NO_HEAD
+
+
+def _is_input(head: _Head) -> bool:
+    """Something that was said to the model, not by it or by its tools."""
+    return head.type in ("", "message") and head.role in ("user", "system", "developer")
+
+
+# What made the sender send it: the last item decides (spec: identity-and-traces §1.4)
+
+_CHAT_TRIGGERS: dict[str, InputTrigger] = {
+    "user": "user_message",
+    "tool": "tool_result",
+    "function": "tool_result",
+}
+
+
+def chat_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
+    return _CHAT_TRIGGERS.get(_read_head(messages[-1]).role, "other") if messages else "other"
+
+
+def responses_trigger(items: list[msgspec.Raw]) -> InputTrigger:
+    head = _read_head(items[-1]) if items else _NO_HEAD
+    if head.type.endswith("_call_output"):  # of functions, of Codex's custom tools, of a shell
+        return "tool_result"
+    return "user_message" if head.type in ("", "message") and head.role == "user" else "other"
+
+
+def anthropic_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
+    head = _read_head(messages[-1]) if messages else _NO_HEAD
+    if head.role != "user":
+        return "other"
+    try:
+        blocks = _blocks.decode(head.content)
+    except UNDECODABLE:
+        return "user_message"
+    return "tool_result" if any(block.type == "tool_result" for block in blocks) else "user_message"

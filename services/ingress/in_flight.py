@@ -1,0 +1,50 @@
+"""What an ingress says of its requests once a second, in messages that are small enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from schemas.base import to_json
+from schemas.ingress import InFlight
+from services.ingress.requests import Record
+
+STATE_PART_BYTES = 4 * 1024 * 1024
+"""Requests in one `IngressState` weigh at most so much: half of what a message may (DESIGN.md §3)."""
+
+
+def parts(records: Iterable[Record], most: int) -> list[tuple[InFlight, ...]]:
+    """At least one part, each of at most ``most`` requests and, as long as ids may be, `STATE_PART_BYTES`."""
+    whole: list[tuple[InFlight, ...]] = []
+    part: list[InFlight] = []
+    room = STATE_PART_BYTES
+    for one in map(_in_flight, records):
+        size = len(to_json(one))
+        if part and (len(part) >= most or size > room):
+            whole.append(tuple(part))
+            part, room = [], STATE_PART_BYTES
+        part.append(one)
+        room -= size + 1
+    return [*whole, tuple(part)] if part or not whole else whole
+
+
+def _in_flight(record: Record) -> InFlight:
+    granted = record.granted
+    return InFlight(
+        request_id=record.request_id,
+        model=record.model,
+        identity=record.identity,
+        received_ms=record.received_ms,
+        kind=record.kind,
+        endpoint=record.request.endpoint,
+        # Who names a worker is booked there, and what only counts takes no place.
+        worker=None if record.counts_only else record.worker,
+        rank=record.rank,
+        grant_id=record.grant_id,
+        grant_epoch=granted.grant.epoch if granted else None,
+        mode=record.mode,
+        input_tokens=record.input_tokens,
+        attempt=record.attempt,
+        predicted_cached_tokens=granted.predicted_cached_tokens if granted else 0,
+        hold_reason=record.hold_reason if record.state == "held" else None,
+        held_since_ms=int(record.held_at * 1000) if record.state == "held" and record.held_at is not None else None,
+    )

@@ -1,0 +1,140 @@
+"""``deploy/nats-cluster/nats.conf`` on three real servers: one is killed, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.errors import BusError, BusTimeoutError
+from bus.interface import Consumer
+from bus.leadership import Leadership
+from bus.nats import NatsBus, NatsOptions, connect
+from bus.rows import RowPublisher
+from bus.subjects import BUCKET_LEADERS, TRACE_STREAM, TRACE_SUBJECTS
+from bus.tasks import Tasks
+from tests.support.nats import NatsServer
+from tests.support.ports import free_ports
+from tests.support.processes import eventually
+
+pytestmark = pytest.mark.timeout(150)
+
+CONFIGURATION = Path(__file__).parents[3] / "deploy" / "nats-cluster" / "nats.conf"
+ROWS = 600
+ELECTION_S = 20.0
+"""A stream's servers notice after 4 to 9 s that the one that led it is gone; twice that, for a slow machine."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[dict[str, NatsServer]]:
+    """By name. Addresses, names and stores are replaced in our file, nothing else."""
+    routes = free_ports(3)
+    text = CONFIGURATION.read_text()
+    for number, port in enumerate(routes):
+        old = f"nats://nats-{number}.nats:6222"
+        assert old in text
+        text = text.replace(old, f"nats://127.0.0.1:{port}")
+    servers = {}
+    try:
+        for number, port in enumerate(routes):
+            own = text
+            for line, replacement in (
+                ("server_name: $NATS_SERVER_NAME", f"server_name: nats-{number}"),
+                ("listen: 0.0.0.0:4222", "listen: 127.0.0.1:-1"),
+                ("http: 0.0.0.0:8222", "http: 127.0.0.1:-1"),
+                ("listen: 0.0.0.0:6222", f"listen: 127.0.0.1:{port}"),
+                ("store_dir: /data", f"store_dir: {json.dumps(str(tmp_path / f'data-{number}'))}"),
+            ):
+                assert line in own
+                own = own.replace(line, replacement)
+            servers[f"nats-{number}"] = NatsServer(tmp_path / f"nats-{number}", config=own, whole_config=True).start()
+        yield servers
+    finally:
+        for server in servers.values():
+            server.kill()
+
+
+@asynccontextmanager
+async def client(servers: dict[str, NatsServer], name: str) -> AsyncIterator[NatsBus]:
+    """A connection that knows all three and makes streams on all three."""
+    url = ",".join(server.url for server in servers.values())
+    bus = await connect(url, name=name, timeout_s=20, options=NatsOptions(replicas=3))
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def made(bus: NatsBus) -> str:
+    """The trace stream and the leaders' bucket, once the servers have found each other; who leads the stream."""
+    async with asyncio.timeout(40):
+        while True:
+            try:
+                await bus.key_value(BUCKET_LEADERS)
+                info = await bus.js.ensure_trace_stream()
+            except BusError:
+                await asyncio.sleep(0.2)
+                continue
+            if info.cluster is not None and info.cluster.leader:
+                assert info.config.num_replicas == 3
+                return info.cluster.leader
+            await asyncio.sleep(0.1)
+
+
+async def test_one_of_three_is_killed_while_rows_are_written_and_somebody_leads(
+    cluster: dict[str, NatsServer],
+) -> None:
+    """The server that leads the trace stream: every row is stored once all the same, somebody leads admission again in
+    time and nobody at the same time, and two servers are enough to read it all."""
+    async with client(cluster, "a") as first, client(cluster, "b") as second:
+        leader = await made(first)
+        tasks = Tasks()
+        epochs: list[tuple[str, int | None]] = []
+
+        def told(name: str) -> Callable[[int | None], None]:
+            return lambda epoch: epochs.append((name, epoch))
+
+        candidates = [
+            Leadership(bus, "test", instance=name, incarnation=name, lease_s=2.0, renew_s=0.5, changed=told(name))
+            for name, bus in (("a", first), ("b", second))
+        ]
+        for candidate in candidates:
+            tasks.start("leadership", candidate.run())
+        rows = RowPublisher(first, tasks, timeout_s=2.0)
+        await eventually(lambda: any(one.epoch is not None for one in candidates), timeout_s=ELECTION_S)
+        for number in range(ROWS):
+            assert rows.publish("tg.v1.trace.request_end.m.s", b'{"n": %d}' % number, f"row-{number}")
+            if number == ROWS // 3:
+                await eventually(lambda: rows.stats().acknowledged > 0, timeout_s=ELECTION_S)
+                cluster.pop(leader).kill()
+                killed_at = time.monotonic()
+            await asyncio.sleep(0)
+        await eventually(lambda: rows.depth == 0, timeout_s=2 * ELECTION_S)
+        away_s = time.monotonic() - killed_at
+        await eventually(lambda: sum(one.epoch is not None for one in candidates) == 1, timeout_s=ELECTION_S)
+        assert away_s < ELECTION_S
+        won = [epoch for _, epoch in epochs if epoch is not None]
+        assert won == sorted(set(won))
+        consumer: Consumer | None = None
+        async with asyncio.timeout(60):
+            while consumer is None:
+                with contextlib.suppress(BusTimeoutError):  # the two that are left may elect once more
+                    consumer = await first.consume("recorder", TRACE_SUBJECTS)
+        seen: list[bytes] = []
+        async with asyncio.timeout(40):
+            while len(seen) < ROWS:
+                batch = await consumer.fetch(1000, 2.0)
+                await consumer.ack_rows(batch)
+                seen += [row.payload for row in batch if row.delivered == 1]
+        assert sorted(json.loads(row)["n"] for row in seen) == list(range(ROWS))
+        info = await first.js.manager.stream_info(TRACE_STREAM)
+        assert info.state.messages == ROWS
+        await consumer.close()
+        await tasks.stop()
+        assert not tasks.failed.done()

@@ -1,0 +1,42 @@
+"""The Kubernetes manifests against Kubernetes' own schemas, and built by the real kustomize."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.unit.deploy.test_kubernetes import DEPLOY, documents, named
+
+VERSIONS = ("1.28", "1.37")
+"""The oldest and the newest Kubernetes that the manifests are checked for."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_knows_every_field(version: str) -> None:
+    """Each object, strictly: a field that Kubernetes would ignore is a mistake."""
+    for document in documents():
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_kustomize_builds_the_whole() -> None:
+    """With the real program, where it is installed."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl here")
+    built = subprocess.run(
+        [kubectl, "kustomize", str(DEPLOY / "kubernetes" / "example")], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    objects = list(yaml.safe_load_all(built.stdout))
+    generated = 1
+    assert len(objects) == len(documents()) + generated
+    assert {one["metadata"].get("namespace", "tidegate") for one in objects} == {"tidegate"}
+    conf = next(one for one in objects if named(one).startswith("ConfigMap/nats-"))["data"]
+    assert conf["nats.conf"] == (DEPLOY / "nats-cluster" / "nats.conf").read_text()
+    front = next(one for one in objects if named(one) == "Deployment/ingress")
+    names = [one["name"] for one in front["spec"]["template"]["spec"]["containers"][0]["env"]]
+    assert "TIDEGATE_INGRESS_TOKENIZERS" in names

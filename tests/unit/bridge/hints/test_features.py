@@ -1,0 +1,33 @@
+"""What a worker's profile says of hints: planner and front door go by it."""
+
+from __future__ import annotations
+
+from services.bridge.adapters.actions import EngineFacts
+from services.bridge.engine import EngineView, Sight
+from services.bridge.hint_page import HintPage
+from services.bridge.profile import ModelsReport
+from tests.unit.bridge.hints.commands import PAGE
+
+
+def view(page: HintPage | None, *carried: str, pin_prefix: bool = False) -> EngineView:
+    engine = EngineView(
+        url="http://e", engine=None, block_size=16, unhealthy_after=3, ready_after=2, request_hints=frozenset(carried)
+    )
+    engine.scrape_worked(None, Sight(ModelsReport("m", ("m",)), hints=page, has_pin_prefix=pin_prefix))
+    return engine
+
+
+def test_an_engine_is_what_its_page_and_its_operator_say() -> None:
+    """Its tiers; what requests carry, but envelopes only where they cannot go at once."""
+    assert view(PAGE, "continuum", "kv_hints").features() == ("kv_hints", "tier:host", "tier:pool", "request:continuum")
+    assert view(None, "kv_hints").features() == ("request:kv_hints",)
+    assert view(None).features() == ()
+
+
+def test_adapters_get_the_same() -> None:
+    """And whether SGLang's endpoint is there; before the engine was seen, nothing is."""
+    assert view(PAGE, "continuum", pin_prefix=True).hint_facts() == EngineFacts(
+        page=PAGE, has_pin_prefix=True, by_request=frozenset({"continuum"})
+    )
+    unseen = EngineView(url="http://e", engine="vllm", block_size=16, unhealthy_after=3, ready_after=2)
+    assert unseen.hint_facts() == EngineFacts(kind="vllm")

@@ -24,8 +24,11 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/Cargo.lock) $(shell find nativ
 unexport PYTHONDONTWRITEBYTECODE
 
 # Rooms share nothing: every test starts its own bus on a free port. Whole systems run one after the other.
-INTEGRATION := $(PYTEST) -q -n 2 --dist loadfile -m "not compose and not real" tests/integration
-SYSTEM := $(PYTEST) -q -m "not compose and not real" tests/system
+# These tests time real processes on machines that others use too: what failed among the others runs once more by itself,
+# and only then is it a failure. What needed its second run is said; more than five failures are no accident.
+TIMED = tests/support/timed.sh $(BIN)/python
+INTEGRATION = $(TIMED) -q -n 2 --dist loadfile -m "not compose and not real" tests/integration
+SYSTEM = $(TIMED) -q -m "not compose and not real" tests/system
 
 .DEFAULT_GOAL := help
 .PHONY: help setup native up demo check test test-unit unit-first unit-rest test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz bench lock wheelhouse asyncapi clean
@@ -128,7 +131,7 @@ mooncake: ## a real Mooncake store for the tests into .mooncake/ (the master tha
 
 test-pool: setup ## the bridge of a pool, and routing by it, against a real Mooncake store (make mooncake first)
 	MOONCAKE_MASTER="$${MOONCAKE_MASTER:-$(CURDIR)/$(MOONCAKE)/mooncake_master}" \
-	  MOONCAKE_PYTHON="$${MOONCAKE_PYTHON:-$(CURDIR)/$(MOONCAKE)/client/bin/python}" $(PYTEST) -q tests/real -m mooncake -rs
+	  MOONCAKE_PYTHON="$${MOONCAKE_PYTHON:-$(CURDIR)/$(MOONCAKE)/client/bin/python}" $(TIMED) -q tests/real -m mooncake -rs
 
 aiperf: ## AIPerf for the tests, in a virtual environment of its own: .aiperf/
 	$(PYTHON) -m venv $(AIPERF_HOME)
@@ -149,7 +152,7 @@ test-harnesses: setup ## real harnesses against a real system, as docs/harnesses
 	  HERMES="$${HERMES:-$(CURDIR)/$(HARNESSES)/hermes/bin/hermes}" $(PYTEST) -q tests/real/test_harnesses.py -rs
 
 compose-test: setup ## build the images, `compose up`, the demo's client against it, kill and heal, `down`
-	$(PYTEST) -q tests/system/test_compose.py -m compose -s
+	$(TIMED) -q tests/system/test_compose.py -m compose -s
 
 fuzz: setup ## both twins of kvcore fed the same random input for five minutes (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.fuzz.kvcore $(ARGS)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from load.nearest_rank import nearest_rank
+
 RUNS = 5
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Nearest-rank percentile of ``values`` (not empty), ``percent`` in 0..100."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+    return nearest_rank(sorted(values), percent)
 
 
 def interleaved(variants: Mapping[str, Callable[[], object]], runs: int = RUNS) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from load.nearest_rank import nearest_rank
 from load.sim.engine import RankCounters
 
 QUANTILES = (50, 90, 95, 99)
@@ -71,7 +72,7 @@ class ProgramRow:
 
 def quantile(ordered: Sequence[float], percent: int) -> float:
     """The smallest value that at least ``percent`` % of the sorted ``ordered`` do not exceed; 0 of nothing."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else 0.0
+    return nearest_rank(ordered, percent) if ordered else 0.0
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from load.nearest_rank import nearest_rank
 from load.workload.results import RequestResult
 from schemas.trace import TraceRow
-from tidegate.nearest_rank import nearest_rank
 
 PREDICTION_TOLERANCE = 0.02
 LEAST_HIT_RATIO = 0.8

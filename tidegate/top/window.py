@@ -6,6 +6,8 @@ import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from load.nearest_rank import nearest_rank
+
 WINDOW_S = 60
 MAX_SAMPLES = 512
 """Times to first token of one second that are kept: the first ones."""
@@ -42,11 +44,11 @@ class Minute:
     hints_accepted: Counter[str]
     hints_other: Counter[str]
 
-    def quantile(self, share: float) -> float | None:
+    def percentile(self, percent: float) -> float | None:
         """Nearest rank of the times to first token; ``None`` without any."""
         if not self.ttft_ms:
             return None
-        return self.ttft_ms[max(0, math.ceil(share * len(self.ttft_ms)) - 1)]
+        return nearest_rank(self.ttft_ms, percent)
 
 
 class Window:

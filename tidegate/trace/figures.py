@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from load.nearest_rank import nearest_rank
 from schemas.base import Message
-from tidegate.nearest_rank import nearest_rank
 from tidegate.trace.play_nodes import PlayNode, Recorded
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 
+from load.nearest_rank import nearest_rank
 from schemas.base import Message
 from schemas.session import MOVES_SESSION
 from schemas.trace import ReplayBlock
-from tidegate.nearest_rank import nearest_rank
 from tidegate.trace.reading import Trace
 from tidegate.trace.rows import Request
 from tidegate.trace.tools import ToolUse, tool_uses

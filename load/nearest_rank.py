@@ -1,4 +1,4 @@
-"""Percentiles of what commands report: always a value that occurred."""
+"""Percentiles of what is reported: always a value that occurred."""
 
 from __future__ import annotations
 

@@ -45,6 +45,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 """Few enough that the sum over all requests is still a number."""
 
+BodyDigest = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")]
+"""XXH3-64 (hex) of a request's body as its client sent it; empty where nobody says."""
+
 Sequence = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 """A number of an engine's stream; -1: none yet."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from schemas.admit import DecisionMode
-from schemas.base import Count, Fact, Message, Number, Tokens
+from schemas.base import BodyDigest, Count, Fact, Message, Number, Tokens
 from schemas.session import RequestKind, SessionIdentity
 
 
 class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     """One accepted request of this ingress. ``worker``, ``grant_id``, ``attempt`` and ``predicted_cached_tokens`` are
-    known once it is placed; ``hold_reason`` and ``held_since_ms`` while it is held."""
+    known once it is placed; ``hold_reason`` and ``held_since_ms`` while it is held. ``digest``: of a turn's body: one
+    that did not come through and is sent again has the same."""
 
     request_id: str
     model: str
@@ -27,6 +28,7 @@ class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     predicted_cached_tokens: Tokens = 0
     hold_reason: str | None = None
     held_since_ms: Count | None = None
+    digest: BodyDigest = ""
 
 
 class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from schemas.admit import DecisionMode
-from schemas.base import Count, Fact, Message, Number, Tokens
+from schemas.base import BodyDigest, Count, Fact, Message, Number, Tokens
 from schemas.session import RequestKind, SessionIdentity
 
 Outcome = Literal[
@@ -34,7 +34,8 @@ class Usage(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RequestAccepted(Fact, frozen=True, kw_only=True, omit_defaults=True):
-    """The request was read and belongs to this session; from here on exactly one row is owed."""
+    """The request was read and belongs to this session; from here on exactly one row is owed. ``digest``: of a turn's
+    body, for those who count the same one sent again as one."""
 
     request_id: str
     model: str
@@ -44,6 +45,7 @@ class RequestAccepted(Fact, frozen=True, kw_only=True, omit_defaults=True):
     endpoint: str = "chat_completions"
     stream: bool = False
     x_request_id: str | None = None
+    digest: BodyDigest = ""
 
 
 class RequestDispatched(Fact, frozen=True, kw_only=True, omit_defaults=True):

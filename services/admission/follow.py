@@ -80,7 +80,7 @@ class Follower:
         record = self._note(
             RequestRecord(
                 fact.request_id, fact.model, fact.identity, fact.source, fact.epoch, fact.received_ms, now, fact.kind,
-                fact.endpoint,
+                fact.endpoint, digest=bytes.fromhex(fact.digest),
             ),
             now,
         )  # fmt: skip
@@ -296,7 +296,7 @@ class Follower:
 def _record(item: InFlight, fact: IngressState, now: float) -> RequestRecord:
     return RequestRecord(
         item.request_id, item.model, item.identity, fact.ingress, fact.epoch, item.received_ms, now, item.kind,
-        item.endpoint, input_tokens=item.input_tokens,
+        item.endpoint, input_tokens=item.input_tokens, digest=bytes.fromhex(item.digest),
     )  # fmt: skip
 
 

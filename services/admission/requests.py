@@ -127,6 +127,7 @@ class RequestTable:
             return record
         known.named = max(known.named, record.named)
         known.input_tokens = known.input_tokens or record.input_tokens
+        known.digest = known.digest or record.digest
         if known.ingress_epoch < record.ingress_epoch or known.ingress != record.ingress:
             self._adopt(known, record)
         return known

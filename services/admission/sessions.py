@@ -78,7 +78,7 @@ class Pause:
 class Session:
     """One session. ``context_tokens``: prompt and answer of its last turn, ``tools``: what that called. ``touched``:
     Unix seconds. ``pause``: while it is paused. ``digest``: of its last turn's body; ``answered``: that one
-    was completed."""
+    was completed. ``final_ms``: when the turn was received that said it was the last (Unix ms)."""
 
     identity: SessionIdentity
     model: str
@@ -89,7 +89,7 @@ class Session:
     context_tokens: int = 0
     worker: str | None = None
     rank: int | None = None
-    final: bool = False
+    final_ms: int | None = None
     tools: tuple[str, ...] = ()
     pause: Pause | None = None
     digest: bytes = b""
@@ -138,10 +138,17 @@ class SessionTable:
         return counts
 
     def begin_turn(
-        self, identity: SessionIdentity, model: str, kind: RequestKind, now: float, digest: bytes = b""
+        self,
+        identity: SessionIdentity,
+        model: str,
+        kind: RequestKind,
+        now: float,
+        digest: bytes = b"",
+        received_ms: int | None = None,
     ) -> list[SessionChange]:
         """A turn was placed: call once per request, however often it is placed anew. A pause is over (`resume`) before
-        it. ``digest``: of its body: one that is sent again because it did not come through is no other turn."""
+        it. ``digest``: of its body: one that is sent again because it did not come through is no other turn.
+        ``received_ms``: by its ingress (default: now). A session that comes again after its last turn goes on."""
         if kind not in MOVES_SESSION:
             return []
         changes: list[SessionChange] = []
@@ -159,7 +166,11 @@ class SessionTable:
         session.in_flight += 1
         session.turns += not session.is_resent(digest)
         session.digest, session.answered = digest, False
-        session.final = session.final or kind == "final" or bool(identity.final)
+        at_ms = int(now * 1000) if received_ms is None else received_ms
+        if kind == "final" or identity.final:
+            session.final_ms = at_ms if session.final_ms is None else max(session.final_ms, at_ms)
+        elif session.final_ms is not None and at_ms > session.final_ms:
+            session.final_ms = None
         return changes
 
     def pause(self, key: SessionKey, pause: Pause, numbers: dict[str, float]) -> list[SessionChange]:
@@ -223,7 +234,7 @@ class SessionTable:
             session.state = TRANSITIONS[session.state, SessionEvent.TURN_ENDED]
             return []
         single = session.identity.key.family == "request"
-        if session.final or single:
+        if session.final_ms is not None or single:
             session.state = TRANSITIONS[session.state, SessionEvent.FINAL_TURN_ENDED]
             self._drop(key)
             return [SessionChange(session, "closed", "single_request" if single else "final", numbers)]

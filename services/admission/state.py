@@ -125,7 +125,10 @@ class AdmissionState:
             session = self.sessions.get(record.identity.key) if record.kind in MOVES_SESSION else None
             self.counters.resends += session is not None and session.is_resent(record.digest)
             effects += self.tell_sessions(
-                self.sessions.begin_turn(record.identity, record.model, record.kind, now, record.digest), now
+                self.sessions.begin_turn(
+                    record.identity, record.model, record.kind, now, record.digest, record.received_ms
+                ),
+                now,
             )
         if record.worker is not None:
             self.sessions.placed(record.identity.key, record.kind, record.worker, record.rank or 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from xxhash import xxh3_64_digest
-
 from bus import subjects
 from bus.facts import FactNumbers
 from schemas.admit import AdmitCancel, AdmitRequest, DecisionMode
@@ -64,7 +62,7 @@ class Facts:
             preamble=record.messages.preamble if record.messages is not None else 0,
             avoided=avoided,
             sticky=record.sticky,
-            digest=xxh3_64_digest(record.request.body) if record.kind in MOVES_SESSION else b"",
+            digest=record.digest,
         )
         return AskAdmission(subjects.admit(record.model), question)
 
@@ -85,6 +83,7 @@ class Facts:
             endpoint=record.request.endpoint,
             stream=record.request.stream,
             x_request_id=record.x_request_id,
+            digest=record.digest.hex(),
         )
         return _of_request("accepted", record, fact)
 

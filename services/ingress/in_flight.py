@@ -46,5 +46,6 @@ def _in_flight(record: Record) -> InFlight:
         attempt=record.attempt,
         predicted_cached_tokens=granted.predicted_cached_tokens if granted else 0,
         hold_reason=record.hold_reason if record.state == "held" else None,
+        digest=record.digest.hex(),
         held_since_ms=int(record.held_at * 1000) if record.state == "held" and record.held_at is not None else None,
     )

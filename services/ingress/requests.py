@@ -21,9 +21,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from xxhash import xxh3_64_digest
+
 from schemas.admit import DecisionMode, Granted
 from schemas.index import ChainUnit
-from schemas.session import RequestKind, SessionIdentity
+from schemas.session import MOVES_SESSION, RequestKind, SessionIdentity
 from services.ingress import events
 from services.ingress.endpoints import ClientRequest
 from services.ingress.identity import Resolved
@@ -143,6 +145,10 @@ class Record:
     first_byte_at: float | None = None
     status: int | None = None
     chunks: int = field(default=0)
+    _digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._digest = xxh3_64_digest(self.request.body)
 
     @property
     def model(self) -> str:
@@ -155,6 +161,11 @@ class Record:
     @property
     def kind(self) -> RequestKind:
         return self.resolved.kind
+
+    @property
+    def digest(self) -> bytes:
+        """Of a turn's body, as its client sent it; empty for what is no turn."""
+        return self._digest if self.kind in MOVES_SESSION else b""
 
     @property
     def received_ms(self) -> int:

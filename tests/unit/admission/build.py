@@ -134,7 +134,9 @@ def end(
     )
 
 
-def accepted(request_id: str, session: str = "s", *, ingress: str = "ingress-1", epoch: int = 1) -> RequestAccepted:
+def accepted(
+    request_id: str, session: str = "s", *, ingress: str = "ingress-1", epoch: int = 1, digest: str = ""
+) -> RequestAccepted:
     return RequestAccepted(
         source=ingress,
         epoch=epoch,
@@ -146,10 +148,13 @@ def accepted(request_id: str, session: str = "s", *, ingress: str = "ingress-1",
         received_ms=int(START * 1000),
         stream=True,
         x_request_id=f"x-{request_id}",
+        digest=digest,
     )
 
 
-def in_flight(request_id: str, session: str = "s", *, worker: str | None = None, attempt: int = 0) -> InFlight:
+def in_flight(
+    request_id: str, session: str = "s", *, worker: str | None = None, attempt: int = 0, digest: str = ""
+) -> InFlight:
     return InFlight(
         request_id=request_id,
         model=MODEL,
@@ -162,6 +167,7 @@ def in_flight(request_id: str, session: str = "s", *, worker: str | None = None,
         mode="policy" if worker else None,
         input_tokens=64,
         attempt=attempt,
+        digest=digest,
     )
 
 

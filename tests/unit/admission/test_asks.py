@@ -12,8 +12,9 @@ from schemas.decision import Decision
 from schemas.request import Outcome, Usage
 from schemas.session import SessionFact
 from schemas.worker import RankLoad
-from services.admission.events import MatchAnswered, MatchFailed, WorkerStated
+from services.admission.events import LeadershipChanged, MatchAnswered, MatchFailed, WorkerStated
 from tests.unit.admission.build import (
+    accepted,
     ask,
     check_books,
     driven,
@@ -22,6 +23,7 @@ from tests.unit.admission.build import (
     granted,
     held,
     identity,
+    in_flight,
     match_reply,
     refused,
     replies,
@@ -396,3 +398,22 @@ def test_the_same_words_after_an_answer_are_another_turn(digest: bytes) -> None:
     session = core.core.state.sessions.get(identity("s").key)
     assert session is not None
     assert (session.turns, core.core.state.counters.resends) == (3, 0)
+
+
+@pytest.mark.parametrize("heard", ["accepted", "ingress.state"])
+def test_a_new_leader_knows_a_turn_that_is_sent_again(heard: str) -> None:
+    """A standby heard that the first was accepted, a restarted leader that it is in flight: either counts it once."""
+    core = driven(lead=False)
+    core.workers("a")
+    digest = "0123456789abcdef"
+    if heard == "accepted":
+        core.accept(accepted("r0", digest=digest))
+        core.dispatched("r0", "a")
+    else:
+        core.state(in_flight("r0", worker="a", digest=digest))
+    core.do(LeadershipChanged(2))
+    core.end(end("r0", outcome="upstream_lost", worker="a"))
+    granted(core.ask(msgspec.structs.replace(ask("r1"), digest=bytes.fromhex(digest))))
+    session = core.core.state.sessions.get(identity("s").key)
+    assert session is not None
+    assert (session.turns, session.in_flight, core.core.state.counters.resends) == (1, 1, 1)

@@ -46,6 +46,17 @@ def test_a_session_opens_acts_and_closes_with_its_numbers() -> None:
     assert table.get(who.key) is None
 
 
+def test_a_session_that_comes_again_after_its_last_turn_is_open_again() -> None:
+    """Only a turn that its ingress received later takes the word back: one that was merely placed later does not."""
+    for received_ms, state in ((2_500, "acting"), (1_500, "closed")):
+        table = SessionTable(10)
+        who = identity("s")
+        table.begin_turn(who, "m", "final", 2.0, received_ms=2_000)
+        table.begin_turn(who, "m", "turn", 3.0, received_ms=received_ms)
+        assert table.end_turn(who.key, "final", NONE, 0, "completed", 4.0) == []
+        assert [each.state for each in table.end_turn(who.key, "turn", NONE, 0, "completed", 5.0)] == [state]
+
+
 def test_concurrent_turns_act_only_when_the_last_has_ended() -> None:
     """C1: two turns of one session; the first to end does not flip it to acting."""
     table = SessionTable(10)

@@ -129,7 +129,15 @@ SAMPLES: tuple[Message, ...] = (
         at_ms=AT_MS,
         ingress="ingress-1",
         in_flight=(
-            InFlight(request_id="r1", model="qwen", identity=IDENTITY, received_ms=AT_MS, worker="w1", rank=1),
+            InFlight(
+                request_id="r1",
+                model="qwen",
+                identity=IDENTITY,
+                received_ms=AT_MS,
+                worker="w1",
+                rank=1,
+                digest="0123456789abcdef",
+            ),
             InFlight(
                 request_id="r2",
                 model="qwen",
@@ -271,6 +279,7 @@ SAMPLES: tuple[Message, ...] = (
         received_ms=AT_MS,
         stream=True,
         x_request_id="client-7",
+        digest="0123456789abcdef",
     ),
     RequestDispatched(
         source="ingress-1",

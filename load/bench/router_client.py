@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -18,6 +19,7 @@ import msgspec
 from load.bench.router_engine import MODEL
 
 _ANSWER_S = 60.0
+_BEGIN_S = 30.0
 _MESSAGE_BYTES = 2_000
 _ids = itertools.count(1)
 
@@ -48,7 +50,14 @@ class Load:
 
     def one_more_begun(self) -> None:
         self.begun += 1
-        if self.begun == self.wanted:
+        self._tell()
+
+    def one_more_lost(self) -> None:
+        self.failed += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.begun + self.failed >= self.wanted:
             self.all_begun.set()
 
 
@@ -60,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[None] | None = None
         self._first = 0.0
+        self._has_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -71,7 +81,9 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if not self._first:
             self._first = time.perf_counter()
-            self.load.one_more_begun()
+            if not self._has_begun:
+                self._has_begun = True
+                self.load.one_more_begun()
         self.load.chunks += body.count(b"\n\n")
 
     def on_message_complete(self) -> None:
@@ -191,13 +203,16 @@ async def closed_loop(
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What was seen while all streams ran."""
+    """What was seen while all streams ran. ``begun`` of them had their first byte, after ``begin_s``; where that is not
+    all of them, nothing was measured."""
 
-    cpu_s: float
-    wall_s: float
-    chunks: int
-    pieces: int
+    begun: int
+    begin_s: float
     failed: int
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    chunks: int = 0
+    pieces: int = 0
 
 
 async def held_streams(
@@ -207,31 +222,40 @@ async def held_streams(
     settle_s: float,
     seconds: float,
     cpu_s: Callable[[], float],
+    begin_s: float = _BEGIN_S,
 ) -> Held:
     """So many streams at once; CPU and chunks of ``seconds``, from ``settle_s`` after the last one has begun. A stream
-    that ends is asked for again."""
+    that ends is asked for again; one that has not begun after ``begin_s`` has failed, and nothing is measured."""
     load = Load(wanted=streams)
 
     async def one(number: int) -> None:
         requests = iter(prompts())
-        connection = await connect(ports[number % len(ports)], load)
+        connection = None
         try:
+            connection = await connect(ports[number % len(ports)], load)
             while True:
                 await connection.ask(next(requests))
-        except (LostError, TimeoutError):
-            load.failed += 1
-            load.one_more_begun()
+        except (LostError, TimeoutError, OSError):
+            load.one_more_lost()
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(number)) for number in range(streams)]
-        async with asyncio.timeout(_ANSWER_S):
-            await load.all_begun.wait()
+    asked = time.perf_counter()
+    tasks = [asyncio.create_task(one(number)) for number in range(streams)]
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(begin_s):
+                await load.all_begun.wait()
+        begun, took = load.begun, time.perf_counter() - asked
+        if begun < streams:
+            return Held(begun, took, streams - begun)
         await asyncio.sleep(settle_s)
         cpu, wall, chunks, pieces = cpu_s(), time.perf_counter(), load.chunks, load.pieces
         await asyncio.sleep(seconds)
-        seen = Held(cpu_s() - cpu, time.perf_counter() - wall, load.chunks - chunks, load.pieces - pieces, load.failed)
+        spent, passed = cpu_s() - cpu, time.perf_counter() - wall
+        return Held(begun, took, load.failed, spent, passed, load.chunks - chunks, load.pieces - pieces)
+    finally:
         for task in tasks:
             task.cancel()
-    return seen
+        await asyncio.gather(*tasks, return_exceptions=True)

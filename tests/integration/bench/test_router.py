@@ -43,10 +43,11 @@ async def _held_of(answered: int, *, cuts: bool = False) -> Held:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal seen
         seen += 1
+        is_answered = seen <= answered
         await reader.readuntil(b"\r\n\r\n")
-        if seen <= answered:
+        if is_answered:
             writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
-        if seen <= answered or not cuts:
+        if is_answered or not cuts:
             await ended.wait()
         writer.close()
 

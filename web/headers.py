@@ -21,6 +21,12 @@ def find(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
+def only(headers: Headers, name: bytes, *, needed: bool) -> bool:
+    """Whether ``name`` (lower case) is there once; where it is not ``needed``, once at most."""
+    found = sum(key.lower() == name for key, _ in headers)
+    return found == 1 or (found == 0 and not needed)
+
+
 def lines(first: bytes, headers: Headers) -> bytes:
     """A message's head, empty line included. Raises `BadHeaderError` for a line break inside a header."""
     parts = [first]

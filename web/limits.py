@@ -9,8 +9,11 @@ from dataclasses import dataclass
 class ServerLimits:
     """Bounds of one server. Sizes in bytes, times in seconds.
 
+    ``header_bytes``: of a request's head, and as many again of what surrounds the pieces of its body (chunk extensions,
+    trailers); ``headers``: how many.
     ``body_bytes``: of one request; ``held_body_bytes``: of all requests that are being read or are not over, a body
-    whose length is declared counting whole from its headers on.
+    whose length is declared counting whole from its headers on. ``read_over_bytes``: the body of a request that is
+    refused by its head is read over up to here, which keeps the connection; a larger one closes it.
 
     ``header_timeout_s`` runs from a request's first byte (or the accept) to the end of its headers, ``body_timeout_s``
     from there to the end of its body, ``keepalive_s`` between two requests, ``stall_timeout_s`` while a client does
@@ -19,6 +22,8 @@ class ServerLimits:
     """
 
     header_bytes: int = 65_536
+    headers: int = 256
+    read_over_bytes: int = 65_536
     body_bytes: int = 32 * 1024 * 1024
     held_body_bytes: int = 512 * 1024 * 1024
     keepalive_s: float = 75.0

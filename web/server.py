@@ -15,9 +15,13 @@ from collections.abc import Awaitable, Callable
 
 from web.headers import Headers
 from web.limits import HeldBytes, ServerLimits
-from web.server_connection import ErrorAnswer, Refusal, Request, Responder, ServerConnection
+from web.requests import Answer, Head, Refusal, Request
+from web.server_connection import ErrorAnswer, Responder, ServerConnection
 
-__all__ = ["ErrorAnswer", "Handler", "Headers", "HttpServer", "Request", "Responder", "ServerLimits"]
+__all__ = [
+    "Answer", "ErrorAnswer", "Handler", "Head", "Headers", "HttpServer", "Request", "Responder", "Screen",
+    "ServerLimits",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,9 @@ RETRY_AFTER_S = 1
 """When a client that was refused for want of room may ask again."""
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
+Screen = Callable[[Head], Answer | None]
+"""Answers a request by its head, before any of its body is taken; ``None``: it may come in. Asked only about requests
+that have a body; what it refuses reaches no handler."""
 
 
 def json_error(status: int, reason: str, target: str) -> tuple[Headers, bytes]:
@@ -37,7 +44,11 @@ class HttpServer:
     """Serves ``handler``. What it raises is logged, counted in `failures` and answered with 500 (or a cut stream)."""
 
     def __init__(
-        self, handler: Handler, limits: ServerLimits | None = None, error_answer: ErrorAnswer = json_error
+        self,
+        handler: Handler,
+        limits: ServerLimits | None = None,
+        error_answer: ErrorAnswer = json_error,
+        screen: Screen = lambda head: None,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.held = HeldBytes(self.limits.held_body_bytes)
@@ -46,6 +57,7 @@ class HttpServer:
         self.refusals: dict[str, int] = {}
         self._handler = handler
         self._error_answer = error_answer
+        self._screen = screen
         self._connections: set[ServerConnection] = set()
         self._tasks: dict[asyncio.Task[None], ServerConnection] = {}
         self._server: asyncio.Server | None = None
@@ -136,6 +148,9 @@ class HttpServer:
         self._connections.discard(connection)
         if not self._connections:
             self._emptied.set()
+
+    def screened(self, head: Head) -> Answer | None:
+        return self._screen(head)
 
     def refusal(self, refusal: Refusal) -> tuple[Headers, bytes]:
         self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1

@@ -11,51 +11,15 @@ from typing import Protocol, cast
 import httptools
 
 from web import headers as head_lines
-from web.headers import BODILESS, Headers, find
+from web.headers import BODILESS, Headers, find, only
 from web.limits import HeldBytes, Hold, ServerLimits
+from web.requests import Answer, Head, Pieces, Refusal, Request
 
 ErrorAnswer = Callable[[int, str, str], tuple[Headers, bytes]]
 """(status, reason, target) to the headers and body of an answer that the server gives by itself."""
 
-
-class Request:
-    """One request, read whole. ``headers`` in wire order and spelling; ``query`` without its ``?``.
-
-    ``hold``: its body's share of what the server may hold; released when the request is over.
-    """
-
-    __slots__ = ("body", "headers", "hold", "http_version", "keep_alive", "method", "path", "peer", "query", "target")
-
-    def __init__(
-        self, method: str, target: str, headers: Headers, http_version: str, body: bytes, peer: str, hold: Hold
-    ) -> None:
-        self.method = method
-        self.target = target
-        origin_form = target
-        if not target.startswith("/") and "://" in target:
-            origin_form = "/" + target.split("://", 1)[1].partition("/")[2]
-        self.path, _, self.query = origin_form.partition("?")
-        self.headers = headers
-        self.http_version = http_version
-        self.body = body
-        self.peer = peer
-        self.hold = hold
-        self.keep_alive = True
-
-    def header(self, name: str) -> bytes | None:
-        """The first value of ``name``, in whatever case it came, or ``None``."""
-        return find(self.headers, name.lower().encode("latin-1"))
-
-
-class Refusal:
-    """A request that cannot be served: the answer the server gives itself before it closes the connection."""
-
-    __slots__ = ("reason", "status", "target")
-
-    def __init__(self, status: int, reason: str, target: str) -> None:
-        self.status = status
-        self.reason = reason
-        self.target = target
+CHUNK_FRAMING = 16
+"""Bytes around a chunk that are nobody's fault; what is over it, chunk extensions and trailers, counts as headers."""
 
 
 class ServerSide(Protocol):
@@ -68,6 +32,7 @@ class ServerSide(Protocol):
     def serve(self, connection: ServerConnection, request: Request, responder: Responder) -> None: ...
     def opened(self, connection: ServerConnection) -> None: ...
     def closed(self, connection: ServerConnection) -> None: ...
+    def screened(self, head: Head) -> Answer | None: ...
     def refusal(self, refusal: Refusal) -> tuple[Headers, bytes]: ...
 
 
@@ -187,8 +152,9 @@ class ServerConnection(asyncio.Protocol):
         self._upgrade_with_body = False
         self._target = b""
         self._headers: Headers = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = Pieces()
+        self._framing_bytes = 0
+        self._answer: Answer | None = None
         self._hold = Hold(server.held)
         self._queued_bytes = 0
         self._drained: asyncio.Future[None] | None = None
@@ -220,6 +186,8 @@ class ServerConnection(asyncio.Protocol):
             self._expect("header", self.server.limits.header_timeout_s)
         if self._in_head:
             self._head_bytes += len(data)
+        else:
+            self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -231,7 +199,9 @@ class ServerConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(400, "malformed_request")
-        if not self._deaf and self._in_head and self._head_bytes > self.server.limits.header_bytes:
+        self._framing_bytes = max(0, self._framing_bytes)
+        beside_bodies = self._head_bytes if self._in_head else self._framing_bytes
+        if not self._deaf and beside_bodies > self.server.limits.header_bytes:
             self._refuse(431, "headers_too_large")
 
     def eof_received(self) -> bool:
@@ -263,8 +233,10 @@ class ServerConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
+        if self._in_head and not self._deaf:
             self._headers.append((name, value))
+            if len(self._headers) > self.server.limits.headers:
+                self._refuse(431, "headers_too_large")
 
     def on_headers_complete(self) -> None:
         if self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
@@ -277,39 +249,72 @@ class ServerConnection(asyncio.Protocol):
         self._in_head = False
         if self._deaf:
             return
-        limits = self.server.limits
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if size > limits.header_bytes:
-            self._refuse(431, "headers_too_large")
-            return
-        coding = find(self._headers, b"transfer-encoding")
-        if coding is not None and coding.strip().lower() != b"chunked":
-            self._refuse(501, "transfer_encoding")  # what is packed besides would be taken for the body
-            return
-        length = find(self._headers, b"content-length")
-        if length is not None and int(length) > limits.body_bytes:
-            self._refuse(413, "body_too_large")
-            return
-        if length is not None and not self._hold.grow_to(int(length)):
-            self._refuse(503, "busy")
+        fault = self._fault()
+        if fault is not None:
+            self._refuse(*fault)
             return
         self._expect("body", None)
-        self._body_deadline = asyncio.get_running_loop().time() + limits.body_timeout_s
-        expect = find(self._headers, b"expect")
-        if expect is not None and expect.lower() == b"100-continue" and self._serving is None:
+        length = find(self._headers, b"content-length")
+        if length == b"0" or (length is None and find(self._headers, b"transfer-encoding") is None):
+            return
+        if not self._screen(int(length) if length is not None else None):
+            return
+        if self._answer is None and length is not None and not self._hold.grow_to(int(length)):
+            self._refuse(503, "busy")
+            return
+        self._body_deadline = asyncio.get_running_loop().time() + self.server.limits.body_timeout_s
+        if find(self._headers, b"expect") is not None and self._serving is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _fault(self) -> tuple[int, str] | None:
+        """Status and reason when the head is complete and cannot be served, whatever its body (RFC 9110, 9112)."""
+        headers, limits, version = self._headers, self.server.limits, self._parser.get_http_version()
+        if len(self._target) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes:
+            return 431, "headers_too_large"
+        if version not in ("1.1", "1.0"):
+            return 505, "http_version"
+        if self._parser.get_method() == b"CONNECT":
+            return 405, "method_not_allowed"
+        if not only(headers, b"host", needed=version == "1.1"):
+            return 400, "host_header"
+        coding = find(headers, b"transfer-encoding")
+        if coding is not None and version == "1.0":
+            return 400, "malformed_request"  # whoever passed it on did not understand where it ends
+        if coding is not None and coding.strip().lower() != b"chunked":
+            return 501, "transfer_encoding"  # what is packed besides would be taken for the body
+        expect = find(headers, b"expect")
+        if expect is not None and expect.strip().lower() != b"100-continue":
+            return 417, "expectation"
+        length = find(headers, b"content-length")
+        if length is not None and int(length) > limits.body_bytes:
+            return 413, "body_too_large"
+        return None
+
+    def _screen(self, length: int | None) -> bool:
+        """Ask the server's screen; whether the body is to be read. A refused one that is small is read over and the
+        connection goes on. Others are not waited for; nor are those of clients that expect a 100, who may send their
+        body after the refusal, or not: what comes next on such a connection is anybody's guess."""
+        method, target = self._parser.get_method().decode("ascii"), self._target.decode("latin-1")
+        answer = self.server.screened(Head(method=method, target=target, headers=self._headers, sized=True))
+        small = length is not None and length <= self.server.limits.read_over_bytes
+        if answer is not None and (not small or find(self._headers, b"expect") is not None):
+            self._refuse(answer.status, "screened", answer)
+            return False
+        self._answer = answer
+        return True
 
     def on_body(self, body: bytes) -> None:
         if self._deaf:
             return
-        self._body_bytes += len(body)
-        if self._body_bytes + self._queued_bytes > self.server.limits.body_bytes:
+        self._framing_bytes -= len(body) + CHUNK_FRAMING
+        if self._answer is not None:
+            return
+        if self._body.size + len(body) + self._queued_bytes > self.server.limits.body_bytes:
             self._refuse(413, "body_too_large")
-            return
-        if not self._hold.grow_to(self._body_bytes):
+        elif not self._hold.grow_to(self._body.size + len(body)):
             self._refuse(503, "busy")
-            return
-        self._body.append(body)
+        else:
+            self._body.add(body)
 
     def on_message_complete(self) -> None:
         if self._deaf or self._upgrade_with_body:
@@ -318,7 +323,7 @@ class ServerConnection(asyncio.Protocol):
             self._deaf = True
             self._reset()
             return
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        body = self._body.whole()
         request = Request(
             self._parser.get_method().decode("ascii"),
             self._target.decode("latin-1"),
@@ -329,6 +334,7 @@ class ServerConnection(asyncio.Protocol):
             self._hold,
         )
         self._hold = Hold(self.server.held)
+        request.answer = self._answer
         request.keep_alive = self._parser.should_keep_alive()
         if not request.keep_alive:
             self._deaf = True
@@ -362,12 +368,13 @@ class ServerConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._target = b""
         self._headers = []
-        self._body = []
-        self._body_bytes = 0
+        self._body = Pieces()
+        self._framing_bytes = 0
+        self._answer = None
 
-    def _refuse(self, status: int, reason: str) -> None:
+    def _refuse(self, status: int, reason: str, answer: Answer | None = None) -> None:
         self._deaf = True
-        self._queue.append(Refusal(status, reason, self._target.decode("latin-1")))
+        self._queue.append(Refusal(status, reason, self._target.decode("latin-1"), answer))
         self._reset()
         self._next()
 
@@ -383,15 +390,25 @@ class ServerConnection(asyncio.Protocol):
             return
         waiting = self._queue.popleft()
         if isinstance(waiting, Refusal):
-            headers, body = self.server.refusal(waiting)
-            answer = [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-            self.write(head_lines.lines(head_lines.status_line(waiting.status), answer) + body)
-            self._linger()
+            self._send_refusal(waiting)
             return
         self._queued_bytes -= len(waiting.body)
         self._expect("", None)
         self._serving = responder = Responder(self, waiting)
-        self.server.serve(self, waiting, responder)
+        if waiting.answer is not None:
+            responder.send(waiting.answer.status, waiting.answer.headers, waiting.answer.body)
+            waiting.hold.release()
+        else:
+            self.server.serve(self, waiting, responder)
+
+    def _send_refusal(self, refusal: Refusal) -> None:
+        if refusal.answer is not None:
+            headers, body = refusal.answer.headers, refusal.answer.body
+        else:
+            headers, body = self.server.refusal(refusal)
+        headers = [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        self.write(head_lines.lines(head_lines.status_line(refusal.status), headers) + body)
+        self._linger()
 
     def _linger(self) -> None:
         """Say that we are done and read the client out, so that it sees our answer and not a reset."""

@@ -142,12 +142,12 @@ async def test_http_1_0_keeps_alive_only_when_asked() -> None:
         (b"POST / HTTP/1.1\r\ncontent-length: +3\r\n\r\nabc", 400),
         (b"POST / HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
         (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\nabc\n0\n\n", 400),
         (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\nabc", 400),
         (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\ncontent-length: 9\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"GET / HTTP/1.1\r\nhost: x\r\n folded: y\r\n\r\n", 400),
         (b"GET / HTTP/1.1\nhost: x\n\n", 400),
         (b"GET / HTTP/1.1\r\nx: a\x00b\r\n\r\n", 400),
@@ -158,8 +158,11 @@ async def test_http_1_0_keeps_alive_only_when_asked() -> None:
         (b"GET / HTTP/1.1\r\nx: %b\r\n\r\n" % (b"y" * 5000), 431),
         (b"GET / HTTP/1.1\r\nx: %b" % (b"y" * 5000), 431),
         (b"GET /%b HTTP/1.1\r\n\r\n" % (b"y" * 5000), 431),
-        (b"POST / HTTP/1.1\r\ncontent-length: 1001\r\n\r\n", 413),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n%b\r\n0\r\n\r\n" % (b"y" * 1001), 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n%b\r\n0\r\n\r\n" % (b"y" * 1001),
+            413,
+        ),
     ],
 )
 async def test_what_cannot_be_served_is_refused_and_closed(wire: bytes, status: int) -> None:

@@ -8,7 +8,7 @@ from web import headers as head_lines
 from web.client import parse_url
 from web.errors import BadHeaderError, BadUrlError
 from web.limits import HeldBytes, Hold
-from web.server_connection import Request
+from web.requests import Request
 
 
 def test_a_head_keeps_order_and_spelling() -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bus import restarts
 from bus.tasks import Tasks
 from tidegate.errors import ChildFailedError
-from tidegate.supervisor import policy
 from tidegate.supervisor.layout import ChildSpec, Stage
 from tidegate.supervisor.process import ChildLog, ChildProcess
 from web.client import HttpClient, Timeouts
@@ -54,19 +54,19 @@ class Supervisor:
         workdir: Path,
         *,
         log_bytes: int = 16_777_216,
-        rules: policy.RestartRules | None = None,
+        rules: restarts.RestartRules | None = None,
         on_event: Callable[[ChildEvent], None] = lambda _: None,
     ) -> None:
         logs = workdir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._on_event = on_event
-        self._rules = rules or policy.RestartRules()
+        self._rules = rules or restarts.RestartRules()
         self._http = HttpClient()
         self._tasks = Tasks()
         self._children = [_Child(spec, ChildLog(logs, spec.name, log_bytes), workdir, self) for spec in specs]
 
     @property
-    def rules(self) -> policy.RestartRules:
+    def rules(self) -> restarts.RestartRules:
         return self._rules
 
     async def start(self, timeout_s: float) -> None:
@@ -147,7 +147,7 @@ class _Child:
         self._starting = asyncio.Lock()
         self._workdir = workdir
         self._owner = owner
-        self._history = policy.History()
+        self._history = restarts.History()
         self._process: ChildProcess | None = None
         self._why: str | None = "not started"
 
@@ -199,7 +199,7 @@ class _Child:
             if self.stopping.is_set():
                 self.state = "stopped"
                 return False
-            self._history = policy.started(self._history, time.monotonic())
+            self._history = restarts.started(self._history, time.monotonic())
             self._process = await ChildProcess.start(self.spec.command, self.log, self._workdir)
             self.state = "starting"
             return True
@@ -212,12 +212,12 @@ class _Child:
         self.state = "ready"
         if self._history.restarts:
             self._owner.tell(self.spec.name, "ready", "is ready again")
-        self._history = policy.became_ready(self._history)
+        self._history = restarts.became_ready(self._history)
 
     async def _ended(self, code: int, how: str) -> bool:
         """After an exit that nobody asked for; ``False`` when it is given up."""
-        self._history, verdict = policy.exited(self._history, code, time.monotonic(), self._owner.rules)
-        if isinstance(verdict, policy.GiveUp):
+        self._history, verdict = restarts.exited(self._history, code, time.monotonic(), self._owner.rules)
+        if isinstance(verdict, restarts.GiveUp):
             self._why = f"{how}; {verdict.message}"
             self.state = "given_up"
             self._owner.tell(self.spec.name, "given_up", f"{how} and is left alone: {verdict.message}")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from bus.restarts import RestartRules
 from tests.support.processes import REPOSITORY, eventually, python_process
 from tidegate.errors import ChildFailedError
 from tidegate.supervisor.layout import ChildSpec, Stage
 from tidegate.supervisor.nats_server import configuration, find_executable
-from tidegate.supervisor.policy import RestartRules
 from tidegate.supervisor.ports import PortPicker
 from tidegate.supervisor.process import ChildLog
 from tidegate.supervisor.supervisor import ChildEvent, Supervisor

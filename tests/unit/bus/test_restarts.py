@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.supervisor.policy import GiveUp, History, Restart, RestartRules, became_ready, exited, started
+from bus.restarts import GiveUp, History, Restart, RestartRules, became_ready, exited, started
 
 RULES = RestartRules(first_delay_s=0.5, factor=2.0, max_delay_s=3.0, steady_s=10.0, max_exits=5)
 

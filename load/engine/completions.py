@@ -13,6 +13,7 @@ from uuid import uuid4
 from load.engine import api
 from load.engine.api import ApiError, ChatBody, CommonBody, CompletionBody
 from load.engine.block_hash import ExtraKeys
+from load.engine.embeddings import EmbeddingsBody, embeddings_answer, inputs_of
 from load.engine.engine import Engine
 from load.engine.errors import EngineError
 from load.engine.hints import read_envelope
@@ -81,6 +82,14 @@ class Completions:
         asked = api.read_body(request.body, CountTokensBody)
         self._model(asked.model)
         return len(await self._prompt(asked.as_chat()))
+
+    async def embed(self, body: EmbeddingsBody, created: int) -> bytes:
+        """The answer of ``/v1/embeddings``; ``created`` in Unix seconds. Raises `ApiError`."""
+        self._fail_if_told()
+        model, _ = self._model(body.model)
+        inputs = inputs_of(body.input)
+        prompts = [await self._engine.tokenize(one) if isinstance(one, str) else one for one in inputs]
+        return embeddings_answer(prompts, model, created, body)
 
     def _fail_if_told(self) -> None:
         flags = self._engine.flags

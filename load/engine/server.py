@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from load.engine.api import ApiError, DetokenizeBody, TokenizeBody, error_body, read_body
 from load.engine.completions import JSON, Completions, hang
+from load.engine.embeddings import EmbeddingsBody
 from load.engine.engine import Engine
 from load.engine.hints import PROTOCOL_VERSION, SUPPORTED, HintsError, read_envelope
 from load.engine.messages_api import count_answer
@@ -35,6 +36,7 @@ class EngineServer:
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._text,
+            ("POST", "/v1/embeddings"): self._embeddings,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/version"): self._version,
@@ -97,6 +99,10 @@ class EngineServer:
 
     async def _count_tokens(self, request: Request, responder: Responder) -> None:
         responder.send(200, JSON, count_answer(await self._completions.count(request)))
+
+    async def _embeddings(self, request: Request, responder: Responder) -> None:
+        answer = await self._completions.embed(read_body(request.body, EmbeddingsBody), self._created)
+        responder.send(200, JSON, answer)
 
     async def _models(self, request: Request, responder: Responder) -> None:
         settings = self._engine.settings

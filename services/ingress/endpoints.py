@@ -49,6 +49,11 @@ PATHS: dict[str, Endpoint] = {
     "/v1/messages/count_tokens": "count_tokens",
 }
 
+REQUEST_ID_HEADERS: dict[Endpoint, tuple[bytes, ...]] = dict.fromkeys(
+    ("messages", "count_tokens"), (b"x-request-id", b"request-id")
+)
+"""Headers of an answer by which an API's clients read our request id, where it is not ``x-request-id`` alone."""
+
 LARGEST_NUMBER = (1 << 53) - 1
 """A client's numbers are cut to what every reader of JSON can hold; the engine judges the number itself."""
 

@@ -19,6 +19,8 @@ from schemas.base import UNDECODABLE
 from services.ingress.errors import BadRequestError, IngressError
 
 REASON_HEADER = b"x-tidegate-reason"
+NOT_SERVED = 501
+"""Another try would find the same engines."""
 
 MESSAGES = {
     "no_worker": "No worker can serve this model at the moment.",
@@ -119,6 +121,8 @@ def error_reply(
     headers = [(b"content-type", b"application/json"), (REASON_HEADER, reason.encode("ascii", "replace"))]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
+    if status == NOT_SERVED:
+        headers.append((b"x-should-retry", b"false"))  # official clients send every 5xx again
     body = msgspec.json.encode(shape(status, reason, message, param))
     return ErrorReply(status=status, reason=reason, headers=tuple(headers), body=body)
 

@@ -26,18 +26,25 @@ from services.ingress.errors import (
 from services.ingress.events import RequestReceived
 from services.ingress.identity import PASSED_APIS, Signals, read_headers, resolve, unreadable_identity
 from services.ingress.keys import Key, allowed
+from services.ingress.models import model_entry, model_list
 from services.ingress.passing import METHODS, passed_api, read_passed
 from services.ingress.replies import ErrorReply, error_reply, reply_to
 from services.ingress.shell.keys import Access
 from services.ingress.shell.metrics import IngressMetrics
 from services.ingress.shell.serving import RequestServing, Tools
 from services.ingress.turn_state import HEADER
-from web.headers import Headers
-from web.server import Request, Responder
+from web.headers import Headers, find
+from web.requests import path_and_query
+from web.server import Answer, Head, Request, Responder
 
 TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 MODELS = "/v1/models"
 JSON: Headers = [(b"content-type", b"application/json")]
+
+HERE = b"""Tidegate: one address for the APIs of OpenAI and Anthropic, in front of inference engines.
+/v1/models says which models; ask below /v1. Health: /healthz, /readyz; figures: /metrics.
+"""
+PAGE_METHODS = ("GET", "HEAD")
 
 UNPACKING = 2
 """Bodies that are unpacked at a time, each in a thread: beyond what is held for requests, as many may be in memory."""
@@ -45,6 +52,10 @@ UNPACKING = 2
 _MESSAGES = {
     "malformed_request": "The request is not valid HTTP/1.1.",
     "headers_too_large": "The request's headers are too large.",
+    "host_header": "The request must have one Host header.",
+    "http_version": "HTTP/1.1 and 1.0 are spoken here.",
+    "method_not_allowed": "This is no proxy for other addresses.",
+    "expectation": "Of expectations only 100-continue is met.",
     "transfer_encoding": "Of transfer encodings only chunked is taken.",
     "request_timeout": "The request did not arrive in time.",
     "busy": "Too many bytes of requests are held already.",
@@ -82,25 +93,65 @@ class FrontDoor:
         self._started_s = int(time.time())
         self._unpacking = asyncio.Semaphore(UNPACKING)
         self._pages: dict[str, Callable[[Responder], None]] = {
+            "/": lambda responder: responder.send(200, TEXT, HERE),
             "/healthz": lambda responder: responder.send(200, TEXT, b"ok\n"),
             "/readyz": self._readyz,
             "/metrics": self._metrics_page,
         }
 
+    def screen(self, head: Head) -> Answer | None:
+        """`web.server.Screen`: what need not be read to be refused, a stranger's request above all."""
+        path = path_and_query(head.target)[0]
+        endpoint = self._endpoint(path)
+        answer = self._misdirected(endpoint, head.method, path, sized=True)
+        if answer is not None:
+            return answer
+        if endpoint is None or head.method == "OPTIONS":
+            return self._refused(error_reply(endpoint, 400, "body_not_taken", f"{path[:200]} takes no body."))
+        try:
+            self._access.key(head.headers)
+            encoding_of(read_headers(head.headers).get("content-encoding"))
+        except IngressError as error:
+            return self._refused(reply_to(endpoint, error), _advice(error))
+        return None
+
     async def handle(self, request: Request, responder: Responder) -> None:
         """`web.server.Handler`."""
         endpoint = self._endpoint(request.path)
-        methods = METHODS if endpoint == "passthrough" else ("POST",)
-        allow = ", ".join((*methods, "OPTIONS")).encode()
-        if endpoint is None:
-            self._page(request, responder)
+        sized = any(find(request.headers, name) is not None for name in (b"content-length", b"transfer-encoding"))
+        answer = self._misdirected(endpoint, request.method, request.path, sized=sized)
+        if answer is not None:
+            responder.send(answer.status, answer.headers, answer.body)
         elif request.method == "OPTIONS":
+            allow = ", ".join((*self._methods(endpoint, request.path), "OPTIONS")).encode()
             responder.send(204, [(b"allow", allow)], b"")
-        elif request.method not in methods:
-            message = f"{request.path} takes {', '.join(methods)}."
-            self._refuse(responder, error_reply(endpoint, 405, "method_not_allowed", message), [(b"allow", allow)])
+        elif endpoint is None:
+            self._page(request, responder)
         else:
             await self._api(endpoint, request, responder)
+
+    def _methods(self, endpoint: Endpoint | None, path: str) -> tuple[str, ...]:
+        """What may be asked there; empty: nothing is there."""
+        if endpoint is not None:
+            return METHODS if endpoint == "passthrough" else ("POST",)
+        if path == "*":
+            return (*PAGE_METHODS, "POST")
+        known = path in self._pages or path == MODELS or path.startswith(f"{MODELS}/")
+        return PAGE_METHODS if known else ()
+
+    def _misdirected(self, endpoint: Endpoint | None, method: str, path: str, *, sized: bool) -> Answer | None:
+        """The answer where nothing is served, or not in this way. ``sized``: the request says how long its body is."""
+        methods = self._methods(endpoint, path)
+        if not methods or (path == "*" and method != "OPTIONS"):
+            return self._refused(error_reply(None, 404, "unknown_url", f"Unknown request URL: {method} {path[:200]}."))
+        if method not in (*methods, "OPTIONS"):
+            message = f"{path[:200]} takes {', '.join(methods)}."
+            allow = ", ".join((*methods, "OPTIONS")).encode()
+            return self._refused(error_reply(endpoint, 405, "method_not_allowed", message), [(b"allow", allow)])
+        if not sized and method == "POST" and endpoint != "passthrough":
+            message = "The request must say how long its body is (content-length), or send it in chunks."
+            return self._refused(error_reply(endpoint, 411, "length_required", message))
+        return None
 
     def _endpoint(self, path: str) -> Endpoint | None:
         """Which API is asked for; ``None``: a page of ours, or nothing."""
@@ -172,21 +223,19 @@ class FrontDoor:
 
     def _page(self, request: Request, responder: Responder) -> None:
         page = self._pages.get(request.path)
-        if request.path == MODELS or request.path.startswith(f"{MODELS}/"):
-            model = request.path.removeprefix(MODELS).removeprefix("/")
-            page = lambda responder: self._models(request.headers, responder, model)  # noqa: E731 - one of the pages
-        if page is None:
-            message = f"Unknown request URL: {request.method} {request.path[:200]}."
-            self._refuse(responder, error_reply(None, 404, "unknown_url", message))
-        elif request.method not in ("GET", "HEAD"):
-            reply = error_reply(None, 405, "method_not_allowed", f"{request.path[:200]} takes GET.")
-            self._refuse(responder, reply, [(b"allow", b"GET, HEAD")])
-        else:
+        if page is not None:
             page(responder)
+        else:
+            self._models(request.headers, responder, request.path.removeprefix(MODELS).removeprefix("/"))
+
+    def _refused(self, reply: ErrorReply, more: Headers | None = None) -> Answer:
+        """What was not accepted, counted."""
+        self._metrics.not_accepted.labels(reply.reason).inc()
+        return Answer(status=reply.status, headers=[*reply.headers, *(more or [])], body=reply.body)
 
     def _refuse(self, responder: Responder, reply: ErrorReply, more: Headers | None = None) -> None:
-        self._metrics.not_accepted.labels(reply.reason).inc()
-        responder.send(reply.status, [*reply.headers, *(more or [])], reply.body)
+        answer = self._refused(reply, more)
+        responder.send(answer.status, answer.headers, answer.body)
 
     def _readyz(self, responder: Responder) -> None:
         reason = self._not_ready()
@@ -204,28 +253,17 @@ class FrontDoor:
             return
         models = allowed(self._core.workers.models(time.time()), key)
         if not model:
-            data = [self._described(each) for each in models]
-            responder.send(200, JSON, msgspec.json.encode({"object": "list", "data": data}))
+            page = model_list([self._entry(each) for each in models])
+            responder.send(200, JSON, msgspec.json.encode(page))
         elif model in models:
-            responder.send(200, JSON, msgspec.json.encode(self._described(model)))
+            responder.send(200, JSON, msgspec.json.encode(self._entry(model)))
         else:
             self._refuse(responder, reply_to(None, UnknownModelError(model)))
 
-    def _described(self, model: str) -> dict[str, object]:
-        described: dict[str, object] = {
-            "id": model,
-            "object": "model",
-            "created": self._started_s,
-            "owned_by": "tidegate",
-        }
-        lengths = [
-            state.profile.max_model_len
-            for state in self._core.workers.placeable(model, time.time())
-            if state.profile.max_model_len is not None
-        ]
-        if lengths:
-            described["max_model_len"] = min(lengths)
-        return described
+    def _entry(self, model: str) -> dict[str, object]:
+        started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started_s))
+        workers = self._core.workers.placeable(model, time.time())
+        return model_entry(model, workers, self._started_s, started_at)
 
     def refusal(self, status: int, reason: str, target: str) -> tuple[Headers, bytes]:
         """`web.server.ErrorAnswer`: what is refused before it reaches `handle`, in its API's shape."""

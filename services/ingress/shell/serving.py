@@ -34,6 +34,7 @@ from services.ingress.effects import (
     HeldComment,
     Relay,
 )
+from services.ingress.endpoints import REQUEST_ID_HEADERS
 from services.ingress.errors import EventTooLargeError
 from services.ingress.events import (
     AdmitFailed,
@@ -163,10 +164,16 @@ class RequestServing:
             self._close_attempt(effect.attempt)
         elif isinstance(effect, Answer):
             self._answered = effect.reply.reason
-            headers = [*effect.reply.headers, (b"x-request-id", self._id.encode("ascii"))]
+            headers = [*effect.reply.headers, *self._named]
             self._responder.send(effect.reply.status, headers, effect.reply.body)
         elif isinstance(effect, BreakOff):
             self._responder.break_off(effect.event)
+
+    @property
+    def _named(self) -> Headers:
+        """Our request id, also under the name by which Anthropic's clients read it."""
+        names = REQUEST_ID_HEADERS.get(self._received.request.endpoint, (b"x-request-id",))
+        return [(name, self._id.encode("ascii")) for name in names]
 
     def _comment(self, text: bytes) -> None:
         """To a client that reads; the head of its stream first."""
@@ -174,7 +181,7 @@ class RequestServing:
         if responder.finished or responder.gone.is_set():
             return
         if not responder.started:
-            responder.start(200, [*STREAM_HEAD, (b"x-request-id", self._id.encode("ascii"))])
+            responder.start(200, [*STREAM_HEAD, *self._named])
         if not responder.congested:
             responder.write(text)
             self._tools.metrics.held_comments.inc()
@@ -251,7 +258,7 @@ class RequestServing:
             strip_usage=asked_usage,
             token_ids=request.token_ids,
             kept=self._kept.answer if self._kept is not None else None,
-            more_headers=self._turn_state(step),
+            more_headers=[*self._turn_state(step), *self._named],
         )
         self._relaying = False
         self._told_chunks = 0
@@ -297,7 +304,7 @@ class RequestServing:
         deliver(FirstByte(request_id=self._id, attempt=step.attempt, status=200, is_stream=False))
         if not self._relaying:
             return
-        headers = [(b"content-type", b"application/json"), (b"x-request-id", self._id.encode("ascii"))]
+        headers = [(b"content-type", b"application/json"), *self._named]
         body = msgspec.json.encode({"input_tokens": counted})
         if self._kept is not None and self._kept.answer is not None:
             self._kept.answer.add(body)

@@ -185,7 +185,7 @@ class IngressService:
             body_timeout_s=settings.body_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
         )
-        return HttpServer(front.handle, limits, front.refusal)
+        return HttpServer(front.handle, limits, front.refusal, front.screen)
 
     def _register(self) -> None:
         self._levels = LevelsCollector(

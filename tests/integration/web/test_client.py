@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import pytest
 
@@ -244,6 +245,19 @@ async def test_a_full_backlog_is_a_connect_timeout() -> None:
         assert caught.value.reason == "connect_timeout"
         for filler in waiting:
             filler.close()
+        await client.close()
+
+
+async def test_a_connection_that_was_ready_before_we_looked_is_no_timeout() -> None:
+    """A loop that was busy for longer than the connect time-out blames nobody: the handshake was long complete."""
+    async with serving(echo) as server:
+        client = HttpClient()
+        asking = asyncio.create_task(
+            client.fetch("GET", f"http://127.0.0.1:{server.port}", [], b"", Timeouts(connect_s=0.2))
+        )
+        await asyncio.sleep(0)  # it has asked for its connection
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop is busy
+        assert (await asking).status == 200
         await client.close()
 
 

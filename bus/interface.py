@@ -16,6 +16,10 @@ import msgspec
 TURN_S = 0.002
 """How long the handler of one subscription is called again and again before everybody else has a turn."""
 
+FACTS_LINGER_S = 0.002
+"""How long a fact may wait for others: far below what any decision depends on, and enough that those of one request
+that come close together, or of several requests, cost one write, one read at the server, and one at each hearer."""
+
 
 class BusMessage(msgspec.Struct, frozen=True):
     """One message as received. ``reply`` is the subject to answer on, empty for facts."""
@@ -98,6 +102,10 @@ class KeyValue(Protocol):
     """A bucket. Keys are tokens of `bus.subjects.encode_id`, joined by dots."""
 
     async def get(self, key: str) -> KeyEntry | None: ...
+
+    async def check_writable(self, key: str) -> None:
+        """Raises `NoRespondersError` while nobody takes what is written, because the servers that keep the bucket elect
+        or are too few (reading may go on meanwhile), and any `BusError` where nobody says."""
 
     async def put(self, key: str, value: bytes) -> int:
         """Returns the new revision."""
@@ -193,9 +201,13 @@ class Bus(Protocol):
 
     def stats(self) -> BusStats: ...
 
-    def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, linger_s: float = 0.0
+    ) -> None:
         """Queue one message, at most once delivery, in order. Never blocks the loop.
 
+        With ``linger_s`` it may wait so long for others, to be sent with them: for facts (`FACTS_LINGER_S`), of which
+        nobody waits for one. Whatever is sent sooner takes it along.
         While the server is away, up to a bound is buffered, the rest is counted as ``publish_failed``.
         Raises `PayloadTooLargeError`, `ClosedError`.
         """

@@ -32,7 +32,9 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 class Subscriber(Protocol):
     """The part of a bus that serving needs."""
 
-    def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None: ...
+    def publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, linger_s: float = 0.0
+    ) -> None: ...
 
     async def subscribe(
         self, subject: str, handler: Handler, *, queue: str = "", pending_limit: int = 65_536

@@ -162,7 +162,9 @@ class MemoryBus:
 
     # Publish and subscribe
 
-    def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, linger_s: float = 0.0
+    ) -> None:
         self._send(subject, payload, "", headers)
 
     def _send(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
@@ -340,6 +342,9 @@ class MemoryKeyValue:
         self._bus.check()
         entry = self._bucket.last(key)
         return None if entry.value is None else entry
+
+    async def check_writable(self, key: str) -> None:
+        self._bus.check()
 
     async def put(self, key: str, value: bytes) -> int:
         self._bus.check()

@@ -271,8 +271,14 @@ class NatsBus:
 
     # Publish and subscribe
 
-    def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
-        self.send(subject, payload, "", headers)
+    def publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, linger_s: float = 0.0
+    ) -> None:
+        self.client.linger_s = linger_s
+        try:
+            self.send(subject, payload, "", headers)
+        finally:
+            self.client.linger_s = 0.0
 
     def send(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None) -> bool:
         """`publish` with a reply subject; ``False`` when it did not fit into the buffer (counted)."""

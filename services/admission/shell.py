@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from bus import subjects
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.facts import GapCounter, subject_family
-from bus.interface import TURN_S, Bus, BusMessage, Endpoint, ServedEndpoints
+from bus.interface import FACTS_LINGER_S, TURN_S, Bus, BusMessage, Endpoint, ServedEndpoints
 from bus.leadership import Leadership
 from bus.log import EventLog
 from bus.policy_asking import ask_policy
@@ -362,12 +362,12 @@ class AdmissionService:
             if isinstance(effect, PublishDecision):
                 decision = effect.fact()
                 self._metrics.granted(decision)
-                self._publish(subjects.decision(decision.worker), to_json(decision))
+                self._tell(subjects.decision(decision.worker), to_json(decision))
                 if self._settings.trace_decisions:
                     self._trace(decision)
             else:
                 fact = effect.fact
-                self._publish(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
+                self._tell(_subject(fact), to_msgpack(fact) if isinstance(fact, Placed) else to_json(fact))
 
     def _trace(self, decision: Decision) -> None:
         """Its row into the stream, sent once: an acknowledgement costs ten times the row, and the request's own row
@@ -378,14 +378,20 @@ class AdmissionService:
         payload = to_json(decision_row(decision, self._settings.trace_candidates))
         subject = subjects.trace("decision", decision.model, decision.identity.key.text())
         if self._traced:
-            self._publish(subject, payload, {subjects.MESSAGE_ID: message_id(decision)})
+            self._tell(subject, payload, {subjects.MESSAGE_ID: message_id(decision)})
         else:
             self._traced = self._rows.publish(subject, payload, message_id(decision))
 
-    def _publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _tell(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """What nobody waits for."""
+        self._publish(subject, payload, headers, FACTS_LINGER_S)
+
+    def _publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, linger_s: float = 0.0
+    ) -> None:
         """One message; what cannot be sent is counted and takes nothing else with it."""
         try:
-            self._bus.publish(subject, payload, headers)
+            self._bus.publish(subject, payload, headers, linger_s=linger_s)
         except (BusError, ValueError) as error:
             reason = error.reason if isinstance(error, BusError) else "bad_subject"
             self._metrics.publish_failed[reason] += 1

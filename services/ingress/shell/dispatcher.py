@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 from bus.errors import BusError
-from bus.interface import Bus
+from bus.interface import FACTS_LINGER_S, Bus
 from bus.log import EventLog
 from bus.rows import RowPublisher
 from schemas.base import to_json, to_msgpack
@@ -90,7 +90,7 @@ class Dispatcher:
 
     def _publish(self, subject: str, payload: bytes) -> None:
         try:
-            self._bus.publish(subject, payload)
+            self._bus.publish(subject, payload, linger_s=FACTS_LINGER_S)
         except BusError as error:
             self._metrics.facts_dropped.labels(error.reason).inc()
             log.warning("fact_dropped", subject=subject, reason=error.reason)

@@ -3,10 +3,14 @@
 `Lease` is the rule, without I/O; `Leadership` keeps it against a bus. Rules:
 
 - The epoch of a leadership is the revision of the key at its take-over: it grows with every leader.
-- A holder renews every ``renew_s``. It stops leading by itself when its last renewal was sent 0.75 ``lease_s`` ago.
-- Others take over when they have seen the same revision for 0.85 ``lease_s``: later than the holder stops (it sent the
-  renewal before anybody saw it), and, with the time to notice, not later than ``lease_s`` after the holder's end. No
-  clock is compared with another machine's.
+- A holder renews every ``renew_s``. It stops leading by itself when its last renewal was sent 0.75 ``lease_s`` ago,
+  unless it is in doubt.
+- Others take over when they have seen the same revision for 0.85 ``lease_s`` in a bucket that could be written all the
+  time: later than the holder stops (it sent the renewal before anybody saw it), and, with the time to notice, not
+  later than ``lease_s`` after the holder's end. No clock is compared with another machine's.
+- In doubt is a holder whose server says that nobody takes what is written to the bucket: the servers that keep it elect
+  (4 to 9 s by NATS's own times), and nobody else can take over either. It leads on for `DOUBT_S`. If its server is cut
+  off from the others instead, somebody leads there besides: who hears both goes by the higher epoch.
 - A process that starts takes over at once from a holder of the same name: its supervisor restarted it.
 - A holder that stops cleanly gives the lease back, and is followed at once.
 """
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bus.errors import BusError, WrongRevisionError
+from bus.errors import BusError, NoRespondersError, WrongRevisionError
 from bus.interface import Bus, KeyEntry, KeyValue
 from bus.log import EventLog
 from bus.subjects import BUCKET_LEADERS
@@ -32,6 +36,11 @@ HOLDS = 0.75
 """Share of the lease for which a holder trusts its last renewal."""
 TAKEN_OVER = 0.85
 """Share of the lease for which others leave an unchanged key alone."""
+DOUBT_S = 15.0
+"""How long after its last renewal a holder leads that cannot renew, in seconds: longer than a lost election and a won
+one."""
+UNSEEN = 0.6
+"""Share of the lease after which a standby that could not look begins to count anew."""
 LOOK_S = 0.1
 """How often a standby looks at the key, in seconds."""
 
@@ -62,14 +71,28 @@ class Lease:
         self._revision = 0
         self._seen: float | None = None
         self._renewed = 0.0
+        self._doubted: float | None = None
+        self._looked = 0.0
         self._starting = True
         self._epoch: int | None = None
 
     def epoch(self, now: float) -> int | None:
         """Epoch of our leadership while it holds, else ``None``."""
-        if self._epoch is not None and now - self._renewed >= HOLDS * self._lease_s:
+        if self._epoch is not None and not self._holds(now):
             self.lose()
         return self._epoch
+
+    def unrenewed(self, now: float) -> None:
+        """There was nobody just now who could have taken a renewal, or a claim of others."""
+        self._doubted = now
+
+    def _holds(self, now: float) -> bool:
+        holds_s = HOLDS * self._lease_s
+        if now - self._renewed < holds_s:
+            return True
+        # Who slept has not tried: it does not know what happened meanwhile.
+        tried = self._doubted is not None and now - self._doubted < holds_s
+        return tried and now - self._renewed < DOUBT_S
 
     def lose(self) -> None:
         """We do not lead any more, and wait like everybody else."""
@@ -87,7 +110,9 @@ class Lease:
     def look(self, revision: int, value: LeaseValue | None, now: float) -> Claim | None:
         """The key as it is (``revision`` 0 and no ``value``: there is none): what to write in order to lead."""
         starting, self._starting = self._starting, False
-        if self._seen is None or revision != self._revision:
+        blind = now - self._looked >= UNSEEN * self._lease_s
+        self._looked = now
+        if self._seen is None or blind or revision != self._revision:
             self._revision, self._seen = revision, now
         free = value is None or not value.holder
         restarted = value is not None and value.holder == self._holder and (starting or self.ours(value))
@@ -97,7 +122,7 @@ class Lease:
 
     def written(self, revision: int, sent: float) -> None:
         """Our claim, sent at ``sent``, was accepted as ``revision``."""
-        self._revision, self._renewed = revision, sent
+        self._revision, self._renewed, self._doubted = revision, sent, None
         if self._epoch is None:
             self._epoch = revision
 
@@ -134,6 +159,7 @@ class Leadership:
         self._lease = Lease(instance, incarnation, lease_s)
         self._told: int | None = None
         self._stopped = False
+        self._doubt_told = False
         self._bucket: KeyValue | None = None
         self.settled = False
         """Whether the key has been read: we lead, or know that somebody may."""
@@ -146,15 +172,18 @@ class Leadership:
     async def run(self) -> None:
         """Lead whenever nobody else does, until cancelled or given back."""
         while not self._stopped:
+            pause_s = LOOK_S
             try:
                 async with asyncio.timeout(self._renew_s):
                     await self._step()
+                if self.epoch is not None:
+                    pause_s = self._renew_s
             except TimeoutError:
-                log.debug("lease_late", key=self._key)
+                await self._doubt("late")
             except BusError as error:
-                log.debug("lease_failed", key=self._key, reason=error.reason)
+                await self._doubt(error.reason)
             self._tell()
-            await asyncio.sleep(self._renew_s if self.epoch is not None else LOOK_S)
+            await asyncio.sleep(pause_s)
             self._tell()
 
     async def give_back(self, timeout_s: float = 1.0) -> None:
@@ -170,6 +199,22 @@ class Leadership:
                 await self._bucket.update(self._key, msgspec.json.encode(claim.value), claim.revision)
         except (BusError, TimeoutError) as error:
             log.warning("lease_not_given_back", key=self._key, error=error)
+
+    async def _doubt(self, reason: str) -> None:
+        """A step failed: if it was a renewal, is there anybody who could have taken it?"""
+        log.debug("lease_failed", key=self._key, reason=reason)
+        if self._bucket is None or self.epoch is None:
+            return
+        try:
+            async with asyncio.timeout(self._renew_s):
+                await self._bucket.check_writable(self._key)
+        except NoRespondersError:
+            self._lease.unrenewed(time.monotonic())
+            if not self._doubt_told:
+                self._doubt_told = True
+                log.warning("leadership_in_doubt", key=self._key, epoch=self.epoch)
+        except (BusError, TimeoutError):
+            return
 
     async def _step(self) -> None:
         if self._bucket is None:
@@ -188,6 +233,11 @@ class Leadership:
                 await self._write(self._bucket, Claim(self._lease.renewal().value, entry.revision))
 
     async def _look(self, bucket: KeyValue) -> None:
+        try:
+            await bucket.check_writable(self._key)
+        except NoRespondersError:
+            await bucket.get(self._key)  # makes a bucket that was lost
+            raise
         entry = await bucket.get(self._key)
         self.settled = True
         claim = self._lease.look(entry.revision if entry else 0, _value(entry) if entry else None, time.monotonic())
@@ -206,6 +256,7 @@ class Leadership:
             revision = await bucket.create(self._key, payload)
         if not self._stopped:
             self._lease.written(revision, sent)
+            self._doubt_told = False
 
     def _tell(self) -> None:
         epoch = self.epoch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ _OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _SEQUENCE = "Nats-Sequence"
+_IMPOSSIBLE = str((1 << 53) - 1)
+"""A revision that no key reaches."""
 
 
 def _is_deletion(headers: Mapping[str, str]) -> bool:
@@ -66,6 +69,11 @@ class NatsKeyValue:
 
     async def _ensure(self) -> api.StreamInfo:
         return await self._bus.js.ensure_stream(self._config)
+
+    async def check_writable(self, key: str) -> None:
+        """By a write that must be refused: only the server that leads the stream can refuse it."""
+        with contextlib.suppress(WrongRevisionError):
+            await self._bus.js.publish(self._subject(key), b"", {_EXPECTED: _IMPOSSIBLE}, API_TIMEOUT_S)
 
     def _subject(self, key: str) -> str:
         check_publish_subject(key)

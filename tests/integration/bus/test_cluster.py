@@ -20,6 +20,7 @@ from bus.rows import RowPublisher
 from bus.subjects import BUCKET_LEADERS, TRACE_STREAM, TRACE_SUBJECTS
 from bus.tasks import Tasks
 from tests.support.nats import NatsServer
+from tests.support.pace import Stopwatch
 from tests.support.ports import free_ports
 from tests.support.processes import eventually
 
@@ -85,6 +86,59 @@ async def made(bus: NatsBus) -> str:
                 assert info.config.num_replicas == 3
                 return info.cluster.leader
             await asyncio.sleep(0.1)
+
+
+async def bucket_leader(bus: NatsBus) -> str:
+    """Which server leads the leaders' bucket."""
+    info = await bus.js.manager.stream_info(f"KV_{BUCKET_LEADERS}")
+    assert info.cluster is not None
+    return info.cluster.leader or ""
+
+
+async def test_who_leads_goes_on_while_the_servers_elect(cluster: dict[str, NatsServer]) -> None:
+    """The server that leads the leaders' bucket is killed, and for seconds nobody can write there: the leader, who
+    lives, leads on under its epoch, and the standby does not take over, neither meanwhile nor afterwards. Then the
+    leader dies, and is followed as ever."""
+    async with client(cluster, "watch") as watch:
+        await made(watch)
+        first_to_go = await bucket_leader(watch)
+        others = {name: server for name, server in cluster.items() if name != first_to_go}
+        async with client(others, "a") as first, client(others, "b") as second:
+            told: dict[str, list[int | None]] = {"a": [], "b": []}
+            tasks = {name: Tasks() for name in told}
+            candidates = {}
+            for name, bus in (("a", first), ("b", second)):
+                candidates[name] = Leadership(
+                    bus, "test", instance=name, incarnation=name, lease_s=2.0, renew_s=0.5, changed=told[name].append
+                )
+                tasks[name].start("leadership", candidates[name].run())
+                await eventually(lambda: candidates["a"].epoch is not None, timeout_s=ELECTION_S)
+            await eventually(lambda: candidates["b"].settled)
+            epoch = candidates["a"].epoch
+            bucket = await first.key_value(BUCKET_LEADERS)
+            before = await bucket.get("test")
+            assert before is not None
+            cluster.pop(first_to_go).kill()
+            killed = Stopwatch()
+            async with asyncio.timeout(2 * ELECTION_S):
+                while True:
+                    entry = None
+                    with contextlib.suppress(BusError, TimeoutError):
+                        async with asyncio.timeout(1.0):
+                            await bucket.check_writable("test")
+                            entry = await bucket.get("test")
+                    if entry is not None and entry.revision > before.revision + 8:
+                        break
+                    await asyncio.sleep(0.1)
+            print(f"renewed again, several times, {killed.took_s:.1f} s after the server's death; told {told}")
+            assert told == {"a": [epoch], "b": []}
+            since = Stopwatch()
+            await tasks["a"].stop()
+            await eventually(lambda: candidates["b"].epoch is not None, timeout_s=ELECTION_S)
+            print(f"leader's death to the standby's lead: {since.took_s:.2f} s")
+            await since.within(2.2)
+            await tasks["b"].stop()
+            assert not any(each.failed.done() for each in tasks.values())
 
 
 async def test_one_of_three_is_killed_while_rows_are_written_and_somebody_leads(

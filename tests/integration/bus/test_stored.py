@@ -172,6 +172,16 @@ async def test_keys_have_revisions(bus: Bus) -> None:
     assert await bucket.get("a") == KeyEntry("a", b"5", fifth)
 
 
+async def test_whether_a_key_can_be_written_is_found_out_without_writing(bus: Bus) -> None:
+    """There and absent alike: nothing is stored, and no revision passes."""
+    bucket = await bus.key_value("TG_TEST")
+    revision = await bucket.create("a", b"1")
+    for key in ("a", "absent"):
+        await bucket.check_writable(key)
+    assert await bucket.keys() == ["a"]
+    assert await bucket.update("a", b"2", revision) == revision + 1
+
+
 async def test_one_of_many_wins_a_compare_and_set(server: Server) -> None:
     """Leadership depends on it: of ten candidates exactly one creates the key, and one renews per revision."""
     buckets: list[KeyValue] = []

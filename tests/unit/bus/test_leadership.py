@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.leadership import Claim, Lease, LeaseValue
+from bus.leadership import DOUBT_S, Claim, Lease, LeaseValue
 
 LEASE_S = 2.0
 
@@ -103,10 +103,52 @@ def test_of_two_who_take_over_at_the_same_time_one_leads() -> None:
     assert look(first, key, 0.0)
     one, other = Lease("b", "1", LEASE_S), Lease("c", "1", LEASE_S)
     for lease in (one, other):
-        assert lease.look(key.revision, key.value, 0.1) is None
+        for now in (0.1, 1.0):
+            assert lease.look(key.revision, key.value, now) is None
     claims = [lease.look(key.revision, key.value, 1.9) for lease in (one, other)]
     assert all(claims)
     results = [key.write(claim) for claim in claims if claim is not None]
     assert [result is not None for result in results] == [True, False]
     other.lose()
     assert other.look(key.revision, key.value, 2.0) is None
+
+
+def test_a_holder_whose_renewals_nobody_takes_leads_on_while_the_key_is_its_own() -> None:
+    """The servers elect: as long as it tries and reads its own name, up to a bound; the standby, that could not look
+    either, counts anew and finds the key renewed."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    assert not look(second, key, 0.1)
+    for step in range(1, 9):
+        first.unrenewed(float(step))
+        assert first.epoch(step + 0.9) == 1
+    assert not look(second, key, 9.0)
+    assert renew(first, key, 9.1)
+    assert not look(second, key, 9.2)
+    assert first.epoch(10.5) == 1
+
+
+def test_doubt_ends_when_its_time_is_over_or_nobody_tries() -> None:
+    """One that slept did not try, and does not know who leads by now; one that tries in vain for too long is alone."""
+    key, slept, tried = Key(), Lease("a", "1", LEASE_S), Lease("c", "1", LEASE_S)
+    assert look(slept, key, 0.0)
+    slept.unrenewed(1.0)
+    assert slept.epoch(2.6) is None
+    assert look(tried, Key(), 0.0)
+    for step in range(1, int(DOUBT_S)):
+        tried.unrenewed(float(step))
+        assert tried.epoch(step + 0.5) == 1
+    tried.unrenewed(DOUBT_S)
+    assert tried.epoch(DOUBT_S) is None
+
+
+def test_a_standby_that_could_not_look_counts_anew() -> None:
+    """An unchanged key proves silence only while somebody watched it."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    assert not look(second, key, 0.1)
+    assert not look(second, key, 3.0)
+    assert not look(second, key, 3.5)
+    assert not look(second, key, 4.0)
+    assert not look(second, key, 4.5)
+    assert look(second, key, 4.75)

@@ -34,7 +34,18 @@ from web.server import Request, Responder
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HARNESS = Path(__file__).parents[2] / "fixtures" / "harness" / "requests.jsonl.gz"
-PATHS = {"responses": "/v1/responses", "messages": "/v1/messages"}
+PATHS = {
+    "chat_completions": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
+LAST_EVENTS = {
+    "chat_completions": b"data: [DONE]",
+    "completions": b"data: [DONE]",
+    "responses": b"event: response.completed",
+    "messages": b"event: message_stop",
+}
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 LONG = "Look around in the house. " * 300
 
@@ -149,14 +160,37 @@ def asked(api: str, text: str = "", **members: Any) -> dict[str, Any]:
     body: dict[str, Any] = {"model": MODEL, "stream": True, **members}
     if api == "responses":
         return body | {"input": text + LONG, "max_output_tokens": 32}
+    if api == "completions":
+        return body | {"prompt": text + LONG, "max_tokens": 32}
     return body | {"messages": [{"role": "user", "content": text + LONG}], "max_tokens": 32}
 
 
+def in_band(api: str, event: bytes) -> str:
+    """The code of an error event, whose shape is that of its API."""
+    if api in ("messages", "responses"):
+        kind, _, event = event.partition(b"\n")
+        assert kind == b"event: error"
+    assert event.startswith(b"data: ")
+    error = json.loads(event[6:])
+    if api == "responses":
+        assert error.keys() >= {"type", "code", "message", "param"}
+        assert error["type"] == "error"
+        return str(error["code"])
+    if api == "messages":
+        assert error["type"] == "error"
+        assert error["error"].keys() >= {"type", "message"}
+        return str(error["error"]["type"])
+    assert error.keys() == {"error"}
+    assert error["error"].keys() >= {"type", "code", "message"}
+    return str(error["error"]["code"])
+
+
 @pytest.mark.parametrize("after", [0, 1, 5])
-@pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.parametrize("api", PATHS)
 async def test_an_engine_that_dies(house: System, door: Door, api: str, after: int) -> None:
     """C2: before its first byte another engine answers; after it the stream ends with an error event of its API, the
-    client is cut, and the row says `upstream_lost` with what had come by then."""
+    client is cut, and the row says `upstream_lost` with what had come by then. The session's next turn is placed anew,
+    on an engine that lives."""
     name = f"dies-{api}-{after}"
     body = asked(api, name, stream=False)
     first = await door.post(body, path=PATHS[api], x_tidegate_session_id=name, x_request_id=name)
@@ -174,20 +208,26 @@ async def test_an_engine_that_dies(house: System, door: Door, api: str, after: i
             await stream.pipe(pieces.append)
     else:
         await stream.pipe(pieces.append)
-    await engine.behave()
     events = b"".join(pieces).split(b"\n\n")[:-1]
     row = await house.rows.by_x_request_id(f"{name}-again")
-    if not after:
+    if after:
+        assert len(events) == after + 1
+        assert in_band(api, events[-1]) == ("api_error" if api == "messages" else "connection_lost")
+        assert (row.outcome, row.reason, row.usage_estimated) == ("upstream_lost", "connection_lost", True)
+        assert (row.attempts, row.endpoint) == (1, api)
+        assert (row.output_tokens or 0) >= after - 1
+    else:
         assert (row.outcome, row.attempts) == ("completed", 2)
-        assert events[-1].startswith(b"event: message_stop" if api == "messages" else b"event: response.completed")
-        return
-    assert len(events) == after + 1
-    assert events[-1].startswith(b"event: error\ndata: ")
-    error = json.loads(events[-1].partition(b"data: ")[2])
-    assert error["type"] == "error"
-    assert error["error"]["type"] == "api_error" if api == "messages" else error["code"] == "connection_lost"
-    assert (row.outcome, row.reason, row.usage_estimated) == ("upstream_lost", "connection_lost", True)
-    assert (row.output_tokens or 0) >= after - 1
+        assert events[-1].startswith(LAST_EVENTS[api])
+    await engine.misbehave(die_after_chunks=0, die_requests=-1)
+    answer = await door.post(asked(api, name), path=PATHS[api], x_tidegate_session_id=name, x_request_id=f"{name}-next")
+    await engine.behave()
+    assert answer.body.split(b"\n\n")[-2].startswith(LAST_EVENTS[api])
+    row = await house.rows.by_x_request_id(f"{name}-next")
+    assert row.outcome == "completed"
+    assert row.worker is not None
+    assert row.worker.worker != engine.worker
+    assert door.service.in_flight == 0
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])

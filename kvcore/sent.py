@@ -5,7 +5,11 @@ A block counts for ``ttl_s`` after it was sent last, and a rank keeps at most it
 recently sent going first. Of one prompt the tail is always older than the head, and a block that two prompts share is
 as young as the later one: so a block never outlives one that it hangs on, what a rank has of a chain is a prefix of it,
 and a binary search finds its end exactly. (A chain hash stands for everything before it; whoever makes up chains in
-which it does not gets wrong answers about those.)
+which it does not finds them not taken in, or gets wrong answers about them.)
+
+Agents send their prompts again and again, a little longer each time. So blocks are kept as runs that were sent together
+last, each hanging on the run before it: to send a prompt once more costs what is new in it, and one step for each place
+on its way where prompts part.
 """
 
 from __future__ import annotations
@@ -13,8 +17,110 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from kvcore.hashing import chain_view
+
+
+class _Run:
+    """Blocks of one rank that follow each other, from position ``start`` of their prompts on, sent last at ``sent_at``
+    (seconds). ``parent``: the run that it hangs on; ``children``: how many hang on this one."""
+
+    __slots__ = ("children", "hashes", "parent", "sent_at", "start")
+
+    def __init__(self, parent: _Run | None, start: int, hashes: list[int], sent_at: float) -> None:
+        self.parent = parent
+        self.start = start
+        self.hashes = hashes
+        self.sent_at = sent_at
+        self.children = 0
+
+
+class _Rank:
+    """What was sent to one rank. ``_runs``: the one sent longest ago first; whatever hangs on a run is before it."""
+
+    __slots__ = ("_runs", "_where")
+
+    def __init__(self) -> None:
+        self._where: dict[int, _Run] = {}
+        self._runs: OrderedDict[_Run, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def sent_at(self, block: int) -> float:
+        """When ``block`` was sent last; minus infinity: it is not known."""
+        run = self._where.get(block)
+        return run.sent_at if run is not None else -inf
+
+    def send(self, hashes: Sequence[int], now: float) -> None:
+        """A prompt. One that contradicts what is known (no hash function of ours makes it) is not taken in."""
+        where = self._where
+        known = self._known(hashes)
+        rest = list(hashes[known:])
+        if len(set(rest)) < len(rest) or not where.keys().isdisjoint(rest):
+            return
+        run = where[hashes[known - 1]] if known else None
+        if run is not None:
+            if not run.start < known <= run.start + len(run.hashes):
+                return
+            if known < run.start + len(run.hashes):
+                run = self._split(run, known - run.start)
+        if rest:
+            if run is not None and not run.children:
+                run.hashes += rest
+            else:
+                if run is not None:
+                    run.children += 1
+                run = _Run(run, known, rest, now)
+            where.update(dict.fromkeys(rest, run))
+        while run is not None:
+            run.sent_at = now
+            self._runs.pop(run, None)
+            self._runs[run] = None
+            run = run.parent
+
+    def _known(self, hashes: Sequence[int]) -> int:
+        """How many blocks are known, from the start."""
+        where = self._where
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in where:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _split(self, run: _Run, at: int) -> _Run:
+        """Cut ``run`` after its first ``at`` blocks: they are a new run, and it keeps the others and its age."""
+        upper = _Run(run.parent, run.start, run.hashes[:at], run.sent_at)
+        upper.children = 1
+        self._where.update(dict.fromkeys(upper.hashes, upper))
+        run.parent, run.start, run.hashes = upper, run.start + at, run.hashes[at:]
+        return upper
+
+    def drop(self, count: int) -> None:
+        """The ``count`` blocks sent longest ago; of each prompt its tail first."""
+        while count > 0:
+            run = next(iter(self._runs))
+            gone = run.hashes[-count:]
+            del run.hashes[-count:]
+            for block in gone:
+                del self._where[block]
+            count -= len(gone)
+            if not run.hashes:
+                del self._runs[run]
+                if run.parent is not None:
+                    run.parent.children -= 1
+
+    def drop_until(self, limit: float) -> None:
+        """What was sent at ``limit`` or before."""
+        while self._runs:
+            run = next(iter(self._runs))
+            if run.sent_at > limit:
+                return
+            self.drop(len(run.hashes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +142,7 @@ class SentBlocks:
 
     def __init__(self, limits: SentLimits | None = None) -> None:
         self._limits = limits or SentLimits()
-        # Per rank: chain hash to the time it was sent last, oldest first; the same order as that of use.
-        self._ranks: dict[tuple[str, int], OrderedDict[int, float]] = {}
+        self._ranks: dict[tuple[str, int], _Rank] = {}
         self._blocks = 0
         self._now = float("-inf")
         self.evicted = 0
@@ -70,14 +175,11 @@ class SentBlocks:
             if len(self._ranks) >= self._limits.max_ranks:
                 self.refused += 1
                 return
-            sent = self._ranks[worker, rank] = OrderedDict()
-        before = len(sent)
-        for position in range(count - 1, -1, -1):
-            block = hashes[position]
-            sent[block] = now
-            sent.move_to_end(block)
-        self._blocks += len(sent) - before
+            sent = self._ranks[worker, rank] = _Rank()
         self._drop_stale(sent)
+        before = len(sent)
+        sent.send(hashes[:count], now)
+        self._blocks += len(sent) - before
         self._drop_oldest(sent, len(sent) - capacity)
         while self._blocks > self._limits.max_blocks:
             self._drop_oldest(max(self._ranks.values(), key=len), self._blocks - self._limits.max_blocks)
@@ -90,13 +192,13 @@ class SentBlocks:
         sent = self._ranks.get((worker, rank))
         if not sent or not chain:
             return 0
-        limit = max(now, self._now) - self._limits.ttl_s
-        if sent.get(chain[0], limit) <= limit:
+        limit, sent_at = max(now, self._now) - self._limits.ttl_s, sent.sent_at
+        if sent_at(chain[0]) <= limit:
             return 0  # most of a pool
         low, high = 1, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
-            if sent.get(chain[middle - 1], limit) > limit:
+            if sent_at(chain[middle - 1]) > limit:
                 low = middle
             else:
                 high = middle - 1
@@ -123,14 +225,14 @@ class SentBlocks:
         self._now = max(now, self._now)
         return self._now
 
-    def _drop_stale(self, sent: OrderedDict[int, float]) -> None:
-        limit = self._now - self._limits.ttl_s
-        while sent and next(iter(sent.values())) <= limit:
-            sent.popitem(last=False)
-            self._blocks -= 1
+    def _drop_stale(self, sent: _Rank) -> None:
+        before = len(sent)
+        sent.drop_until(self._now - self._limits.ttl_s)
+        self._blocks += len(sent) - before
 
-    def _drop_oldest(self, sent: OrderedDict[int, float], count: int) -> None:
-        for _ in range(min(count, len(sent))):
-            sent.popitem(last=False)
-            self._blocks -= 1
-            self.evicted += 1
+    def _drop_oldest(self, sent: _Rank, count: int) -> None:
+        count = min(count, len(sent))
+        if count > 0:
+            sent.drop(count)
+            self._blocks -= count
+            self.evicted += count

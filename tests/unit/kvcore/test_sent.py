@@ -137,3 +137,42 @@ def test_nothing_to_keep() -> None:
     sent.record("w", 0, b"1234567", 0.0, capacity=100)
     sent.record("w", 0, pack_chain([1]), 0.0, capacity=0)
     assert (len(sent), list(sent.ranks()), sent.reach("w", 0, (1,), 0.0)) == (0, [], 0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            who, st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(1, 7), st.sampled_from([0.0, 4.0])
+        ),
+        max_size=40,
+    )
+)
+def test_made_up_chains_harm_nobody(sends: list[tuple[int, list[int], int, float]]) -> None:
+    """Blocks that come twice, or behind another prefix than before: no bound is passed, nothing stays for ever, and
+    whoever sends honest chains beside them is answered as ever."""
+    sent = SentBlocks(SentLimits(ttl_s=TTL_S, max_blocks=20))
+    honest, now = pack_chain([101, 102]), 0.0
+    for at, chain, capacity, passed in sends:
+        now += passed
+        sent.record(*RANKS[at], pack_chain(chain), now, capacity=capacity)
+        sent.record(*RANKS[at], honest, now, capacity=100)
+        assert sent.reach(*RANKS[at], chain_view(honest), now) == 2
+        assert sent.resident(*RANKS[at]) <= capacity + 2
+        assert len(sent) == sum(sent.resident(*key) for key in sent.ranks()) <= 20
+    sent.expire(now + TTL_S)
+    assert (len(sent), list(sent.ranks())) == (0, [])
+
+
+def test_a_prompt_that_parts_from_another_renews_what_they_share() -> None:
+    """Two that go on differently behind three blocks: what only the older one has goes first, and then its prefix
+    serves the younger one alone."""
+    sent = SentBlocks(SentLimits(ttl_s=10.0))
+    older, younger = (1, 2, 3, 4, 5), (1, 2, 3, 6)
+    sent.record("w", 0, pack_chain(older), 0.0, capacity=100)
+    sent.record("w", 0, pack_chain(younger), 5.0, capacity=100)
+    assert [sent.reach("w", 0, chain, 5.0) for chain in (older, younger)] == [5, 4]
+    sent.record("w", 0, pack_chain(older[:2]), 9.0, capacity=100)
+    assert [sent.reach("w", 0, chain, 10.0) for chain in (older, younger)] == [3, 4]
+    sent.record("w", 0, pack_chain((*younger, 7)), 12.0, capacity=100)
+    assert [sent.reach("w", 0, chain, 21.0) for chain in (older, (*younger, 7))] == [3, 5]
+    assert sent.resident("w", 0) == 5

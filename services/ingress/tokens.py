@@ -1,23 +1,9 @@
-"""A prompt's tokens and its chain, so that a conversation that is sent again costs only its new tail.
-
-The rendered text is cut before each special token of the tokenizer. That is exact: a special token is matched before
-anything else, so the ids of the pieces back to back are the ids of the whole (spec: performance §D). What was seen
-of a conversation is kept as one buffer of token ids with its chain; the next turn finds its longest known beginning
-by a running digest of the pieces, encodes the pieces after it and hashes the blocks after it.
-
-The encoder is handed in and is the only slow part: `PrefixTokenCache.find` and `PrefixTokenCache.keep` are short and
-must not run at the same time in two threads; `Plan.fill` between them touches nothing shared.
-"""
+"""A prompt's tokens and their hashes: the chain by which it is placed, pages of a shared pool, what its row says."""
 
 from __future__ import annotations
 
-import re
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from xxhash import xxh3_64_intdigest
 
@@ -28,14 +14,6 @@ TOKEN_BYTES = 4
 HASH_BYTES = 8
 COARSE_BLOCK = 512
 """Tokens in a block of a long prompt's row, at most: the peer's default for traces."""
-MARK_BYTES = 300
-"""What one remembered place in a buffer costs: a digest, a number, two tuples, its place in a table (measured: 180 to
-270)."""
-ENTRY_BYTES = 600
-"""What one conversation costs beside its tokens, chain and marks (measured: 540)."""
-
-Encode = Callable[[list[str]], list[list[int]]]
-"""Token ids of each text; special tokens in it are recognised, none are added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,164 +111,6 @@ def chained(tokens: bytes, block_size: int | None, start: bytes = b"") -> Prompt
 def from_ids(ids: Iterable[int], block_size: int | None) -> PromptTokens:
     """Token ids that somebody else counted (the client, the engine)."""
     return chained(pack_tokens(ids), block_size)
-
-
-class Cutter:
-    """Cuts text before each of the tokenizer's special tokens. Only tokens that are matched verbatim belong here: none
-    that strips or needs space beside it, or is matched after normalisation."""
-
-    def __init__(self, special_tokens: Iterable[str]) -> None:
-        ordered = sorted({token for token in special_tokens if token}, key=lambda token: (-len(token), token))
-        self._places = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-
-    def cut(self, text: str) -> list[str]:
-        """``text`` in pieces, each but the first beginning with a special token; no empty ones."""
-        if self._places is None:
-            return [text] if text else []
-        starts = [0, *(match.start() for match in self._places.finditer(text)), len(text)]
-        return [text[start:end] for start, end in pairwise(starts) if start < end]
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One conversation as last seen. ``marks``: digest of a beginning, and how many tokens it is."""
-
-    tokens: bytes
-    chains: dict[int, bytes]
-    marks: list[tuple[bytes, int]]
-    reachable: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return ENTRY_BYTES + len(self.tokens) + sum(map(len, self.chains.values())) + MARK_BYTES * len(self.marks)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is known of a prompt and what must be encoded: ``missing``. ``known_tokens`` come from the cache."""
-
-    missing: list[str]
-    known_tokens: int
-    _start: bytes = field(repr=False)
-    _chains: dict[int, bytes] = field(repr=False)
-    _known_marks: list[tuple[bytes, int]] = field(repr=False)
-    _new_keys: list[bytes] = field(repr=False)
-
-    def fill(self, encoded: Sequence[Sequence[int]], block_size: int | None) -> Filled:
-        """The whole prompt, given the ids of `missing`."""
-        buffer = bytearray(self._start)
-        marks = list(self._known_marks)
-        for position, ids in enumerate(encoded):
-            buffer += ids.tobytes() if isinstance(ids, array) else pack_tokens(ids)
-            if position < len(self._new_keys):
-                marks.append((self._new_keys[position], len(buffer) // TOKEN_BYTES))
-        return Filled(chained(bytes(buffer), block_size, self._chains.get(block_size or 0, b"")), marks)
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A prompt's tokens, and where its pieces end in them."""
-
-    prompt: PromptTokens
-    marks: list[tuple[bytes, int]]
-
-
-class PrefixTokenCache:
-    """Conversations by their beginnings, at most ``max_bytes`` in all; the least recently used goes first.
-
-    ``hit_tokens`` and ``missed_tokens`` count since the start.
-    """
-
-    def __init__(self, special_tokens: Iterable[str], *, max_bytes: int) -> None:
-        self._cutter = Cutter(special_tokens)
-        self._max_bytes = max_bytes
-        self._places: dict[bytes, tuple[_Entry, int]] = {}
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self.size_bytes = 0
-        self.hit_tokens = 0
-        self.missed_tokens = 0
-
-    def __len__(self) -> int:
-        """Conversations kept."""
-        return len(self._entries)
-
-    def find(self, text: str, leading: bytes = b"") -> Plan:
-        """What of ``text`` is known. ``leading``: token ids that come before its own (u32 little-endian).
-
-        The last piece is never looked up: it is the one that the answer will be appended to.
-        """
-        pieces = self._cutter.cut(text)
-        keys = _running_digests(pieces[:-1], leading)
-        for known in range(len(keys), 0, -1):
-            place = self._places.get(keys[known - 1])
-            if place is not None:
-                return self._known(pieces, keys, known, *place)
-        return Plan(pieces, 0, leading, {}, [], keys)
-
-    def keep(self, filled: Filled) -> None:
-        """Remember the prompt in place of the shorter ones that it begins with."""
-        prompt = filled.prompt
-        if not filled.marks:
-            return
-        entry = _Entry(prompt.tokens, {prompt.block_size: prompt.chain} if prompt.block_size else {}, filled.marks)
-        if entry.size_bytes > self._max_bytes:
-            return
-        for key, count in filled.marks:
-            old = self._places.get(key)
-            if old is not None:
-                self._unreach(old[0])
-            self._places[key] = (entry, count)
-            entry.reachable += 1
-        self._entries[id(entry)] = entry
-        self.size_bytes += entry.size_bytes
-        while self.size_bytes > self._max_bytes:
-            self._forget(next(iter(self._entries.values())))
-
-    def _known(self, pieces: list[str], keys: list[bytes], known: int, entry: _Entry, count: int) -> Plan:
-        self._entries.move_to_end(id(entry))
-        start = entry.tokens[: count * TOKEN_BYTES]
-        chains = {size: chain[: count // size * HASH_BYTES] for size, chain in entry.chains.items()}
-        marks = [(key, self._places[key][1]) for key in keys[:known] if key in self._places]
-        return Plan(pieces[known:], count, start, chains, marks, keys[known:])
-
-    def _unreach(self, entry: _Entry) -> None:
-        """One beginning of ``entry`` now belongs to another; with the last one it is of no use."""
-        entry.reachable -= 1
-        if entry.reachable == 0:
-            del self._entries[id(entry)]
-            self.size_bytes -= entry.size_bytes
-
-    def _forget(self, entry: _Entry) -> None:
-        del self._entries[id(entry)]
-        self.size_bytes -= entry.size_bytes
-        for key, _ in entry.marks:
-            place = self._places.get(key)
-            if place is not None and place[0] is entry:
-                del self._places[key]
-
-    def prompt(self, text: str, block_size: int | None, encode: Encode, leading: bytes = b"") -> PromptTokens:
-        """`find`, encode, `Plan.fill` and `keep` in one go, for a caller with one thread."""
-        plan = self.find(text, leading)
-        filled = plan.fill(encode(plan.missing) if plan.missing else [], block_size)
-        self.count(plan, filled)
-        self.keep(filled)
-        return filled.prompt
-
-    def count(self, plan: Plan, filled: Filled) -> None:
-        """Count one prompt's hits and misses."""
-        self.hit_tokens += plan.known_tokens
-        self.missed_tokens += len(filled.prompt) - plan.known_tokens
-
-
-def _running_digests(pieces: list[str], leading: bytes) -> list[bytes]:
-    """After each piece, a digest of everything up to it."""
-    digests = []
-    # Its length first, so that no text can go on where another's leading tokens end.
-    running = blake2b(b"%d:%b" % (len(leading), leading), digest_size=16)
-    for piece in pieces:
-        running.update(piece.encode("utf-8", "surrogatepass"))
-        digests.append(running.digest())
-    return digests
 
 
 def shared_blocks(one: bytes, other: bytes) -> int:

@@ -17,9 +17,10 @@ from kvcore.hashing import pack_tokens
 from services.ingress.canonical import Dialect
 from services.ingress.endpoints import ChatPrompt, TextPrompt
 from services.ingress.errors import TemplateError
+from services.ingress.prefix_tokens import PrefixTokenCache
 from services.ingress.prompts import ChatTemplate, render_prompt
 from services.ingress.shell.memory import give_back_memory
-from services.ingress.tokens import PrefixTokenCache, PromptTokens
+from services.ingress.tokens import PromptTokens
 
 BATCH_CHARACTERS = 256 * 1024
 """The tokenizer works on about so much at once: its own form of a text takes many times the text's memory."""

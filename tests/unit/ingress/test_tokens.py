@@ -13,10 +13,9 @@ from tokenizers import Tokenizer
 from xxhash import xxh3_64_intdigest
 
 from kvcore.hashing import chain_hashes, chain_of, pack_tokens, sequence_hashes_with_tail
+from services.ingress.prefix_tokens import AT_A_MARK, Cutter, PrefixTokenCache, common_bytes
 from services.ingress.tokens import (
-    Cutter,
     PageRule,
-    PrefixTokenCache,
     PromptTokens,
     chained,
     from_ids,
@@ -74,7 +73,7 @@ def test_cached_is_what_encoding_from_scratch_gives(
     """Conversations that grow, fork, are rewritten or sent again, with room for all, few or none of them: tokens, chain
     and replay hashes are always those of the whole text."""
     cache = PrefixTokenCache(SPECIAL, max_bytes=max_bytes)
-    branches: list[list[tuple[str, str]]] = [[("system", "be brief")]]
+    branches: list[list[tuple[str, str]]] = [[("system", "be brief " * 20)]]
     for step in script:
         branch = list(branches[-1])
         match step:
@@ -148,7 +147,7 @@ def test_what_is_counted_is_what_is_held(conversations: int, messages: int) -> N
     gc.collect()
     tracemalloc.start()
     for number in range(conversations):
-        text = "".join(f"<|im_start|>{number} {place}" for place in range(messages)) + "<|im_start|>"
+        text = "".join(f"<|im_start|>{number:0150} {place}" for place in range(messages)) + "<|im_start|>"
         cache.prompt(text, BLOCK, lambda texts: [[1, 2, 300]] * len(texts))
     del text
     gc.collect()
@@ -159,18 +158,63 @@ def test_what_is_counted_is_what_is_held(conversations: int, messages: int) -> N
 
 
 def test_two_conversations_with_one_beginning_are_forgotten_one_by_one() -> None:
-    """The newer owns the common beginning; looking the older up (a prompt that is too large to keep, a second thread)
-    makes the newer the first to go. Forgetting the other one then finds its beginning gone already."""
-    cache = PrefixTokenCache(SPECIAL, max_bytes=6_000)
+    """Both are known by their common beginning; looking the older up (a prompt that is too large to keep, a second
+    thread) makes the newer the first to go. Then the other one goes as well."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=8_000)
     system = ("system", "be brief " * 20)
     for name in ("first", "second"):
         cache.prompt(rendered([system, ("user", name)]), BLOCK, Encoder())
     cache.find(rendered([system, ("user", "first"), ("user", "more")]))
     for number in range(40):
-        talk = [("system", f"{number} " * 20), ("user", "go on")]
+        talk = [("system", f"{number} " * 60), ("user", "go on")]
         assert cache.prompt(rendered(talk), BLOCK, Encoder()) == from_scratch(rendered(talk))
-        assert cache.size_bytes <= 6_000
+        assert cache.size_bytes <= 8_000
     assert cache.find(rendered([system, ("user", "first"), ("user", "more")])).known_tokens == 0
+
+
+def test_conversations_with_one_beginning_are_each_known_to_their_ends() -> None:
+    """Many sessions begin with the same tools and system prompt: the one that goes on finds its own, not the last."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    system = ("system", "be brief " * 1000)
+    talks = [[system, ("user", f"question {number} " * 20), ("assistant", "yes")] for number in range(AT_A_MARK)]
+    for talk in talks:
+        cache.prompt(rendered(talk), BLOCK, Encoder())
+    for talk in talks:
+        plan = cache.find(rendered([*talk, ("user", "more")]))
+        assert plan.missing == ["<|im_start|>user\nmore", "<|im_end|>\n", "<|im_start|>assistant\n"]
+    assert len(cache) == len(talks)
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 3), st.integers(0, 50_000))
+def test_a_beginning_is_compared_and_not_believed(one: bytes, other: bytes, side: int, size: int) -> None:
+    """Two texts are alike up to their first difference, wherever in a long text that is."""
+    same = b"x" * size
+    ends = [(one, other), (b"", other), (one, b""), (b"", b"")][side]
+    first, second = ends
+    alike = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+    expected = size + (min(len(first), len(second)) if alike is None else alike)
+    assert common_bytes(same + first, same + second) == expected
+
+
+special = st.sampled_from(["<a>", "<ab>", "<a><b>", "<b><c>"])
+bits = st.lists(st.sampled_from([*"ab<>xé", "<a>", "<ab>", "<a><b>", "<b>", "<b><c>", "y" * 90]), max_size=60).map(
+    "".join
+)
+
+
+@given(st.lists(special, max_size=4), bits, bits, bits)
+def test_pieces_that_are_known_are_pieces_of_the_text(tokens: list[str], begin: str, one: str, other: str) -> None:
+    """Special tokens that overlap or begin alike, and texts that part anywhere in them: what is known and what is
+    missing are the text's own pieces."""
+    cache = PrefixTokenCache(tokens, max_bytes=1 << 20)
+    cutter = Cutter(tokens)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [[len(text), *map(ord, text)] for text in texts]
+
+    for text in (begin + one, begin + other, begin, begin + one + other):
+        expected = [number for ids in encode(cutter.cut(text)) for number in ids]
+        assert cache.prompt(text, BLOCK, encode).tokens == pack_tokens(expected)
 
 
 def test_the_chain_goes_on_where_it_was_known() -> None:

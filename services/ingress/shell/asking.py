@@ -4,7 +4,7 @@ is."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from bus import subjects
@@ -28,8 +28,10 @@ class NoDecisionError(Exception):
         self.reason: AdmitFailure = reason
 
 
-async def ask(bus: Bus, effect: AskAdmission, *, idle_s: float) -> AsyncGenerator[AdmitReply, None]:
-    """Every reply; the last one is a grant or a refusal. Raises `NoDecisionError`.
+async def ask(
+    bus: Bus, effect: AskAdmission, *, idle_s: float, counts: Callable[[AdmitReply], bool]
+) -> AsyncGenerator[AdmitReply, None]:
+    """Every reply that ``counts``; the last one is a grant or a refusal. Raises `NoDecisionError`.
 
     A held request whose keep-alive stops is asked once more by its id: a new leader may have taken over, and the
     same question has the same grant (schemas.admit).
@@ -40,6 +42,8 @@ async def ask(bus: Bus, effect: AskAdmission, *, idle_s: float) -> AsyncGenerato
         try:
             async with aclosing(_replies(bus, effect, idle_s)) as replies:
                 async for reply in replies:
+                    if not counts(reply):
+                        continue
                     yield reply
                     if isinstance(reply, Granted | Refused):
                         return

@@ -69,6 +69,11 @@ class IngressMetrics:
         self.bad_messages = Counter(
             "tidegate_ingress_bad_messages_total", "Messages of the bus that could not be read.", registry=registry
         )
+        self.deposed = Counter(
+            "tidegate_ingress_deposed_answers_total",
+            "Answers of an admission leader that were not taken because a newer one had been heard.",
+            registry=registry,
+        )
         self.held_comments = Counter(
             "tidegate_ingress_held_comments_total",
             "Comments that told a client that its stream is held.",
@@ -105,6 +110,7 @@ class IngressMetrics:
             self.recognised,
             self.facts_dropped,
             self.bad_messages,
+            self.deposed,
             self.held_comments,
             self.ttft,
             self.duration,

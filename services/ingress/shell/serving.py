@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast, get_args
 
 import msgspec
 
 from bus.interface import Bus
 from bus.log import EventLog
+from schemas.admit import AdmitReply
 from schemas.request import Usage
 from schemas.trace import TraceRow
 from services.ingress.answers import AnswerFacts
@@ -48,6 +49,7 @@ from services.ingress.events import (
     RequestFailed,
     RequestReceived,
 )
+from services.ingress.leaders import Leaders
 from services.ingress.requests import API_NOT_SERVED
 from services.ingress.shell.asking import NoDecisionError, ask, ask_indexer
 from services.ingress.shell.attempt import SSE, Attempt, Splices, spliced_body
@@ -90,6 +92,7 @@ class Tools:
     timeouts: Timeouts
     turn_states: TurnStates
     capture: Capture | None = None
+    leaders: Leaders = field(default_factory=Leaders)
 
 
 class RequestServing:
@@ -237,11 +240,18 @@ class RequestServing:
         deliver = self._tools.dispatcher.deliver
         attempt = step.question.attempt
         try:
-            async with aclosing(ask(self._tools.bus, step, idle_s=self._tools.settings.admit_idle_s)) as replies:
+            answers = ask(self._tools.bus, step, idle_s=self._tools.settings.admit_idle_s, counts=self._counts)
+            async with aclosing(answers) as replies:
                 async for reply in replies:
                     deliver(AdmitReplied(request_id=self._id, attempt=attempt, reply=reply))
         except NoDecisionError as error:
             deliver(AdmitFailed(request_id=self._id, attempt=attempt, reason=error.reason))
+
+    def _counts(self, reply: AdmitReply) -> bool:
+        if self._tools.leaders.counts(reply.epoch, time.time()):
+            return True
+        self._tools.metrics.deposed.inc()
+        return False
 
     async def _forward(self, step: Forward) -> None:
         tools = self._tools

@@ -19,18 +19,18 @@ from tests.support.pace import Stopwatch
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def grant(stage: Stage, question: AdmitRequest, worker: str, priority: int | None = None) -> Granted:
+def grant(stage: Stage, question: AdmitRequest, worker: str, priority: int | None = None, epoch: int = 3) -> Granted:
     """A grant of ``worker`` to ``question``."""
     return Granted(
         request_id=question.request_id,
-        epoch=3,
+        epoch=epoch,
         grant=Grant(
             grant_id=f"g-{question.request_id}-{question.attempt}",
             request_id=question.request_id,
             worker=worker,
             rank=0,
             owner=question.ingress,
-            epoch=3,
+            epoch=epoch,
             expires_ms=int(time.time() * 1000) + 15_000,
         ),
         url=stage.engines[worker].url,
@@ -59,6 +59,21 @@ async def test_a_grant_is_followed_and_its_priority_sent(stage: Stage) -> None:
     assert (question.priority, question.ingress, question.identity.session_id) == (9, "ingress-test", "g1")
     assert (row.decision_mode, row.grant_id, row.predicted_cached_tokens) == ("policy", f"g-{question.request_id}-0", 5)
     assert row.hold_reason == "no_room"
+
+
+async def test_of_two_leaders_the_newer_one_is_followed(stage: Stage) -> None:
+    """A bus that was cut has two for a while: an older one's answer is not taken once a newer one was heard, however
+    early it comes."""
+
+    def answer(question: AdmitRequest) -> list[AdmitReply]:
+        held_by_new = Held(request_id=question.request_id, epoch=5, reason="no_room", place=1)
+        return [held_by_new, grant(stage, question, "worker-0", epoch=3), grant(stage, question, "worker-1", epoch=5)]
+
+    async with stage.door() as door, stage.leader(answer):
+        reply = await door.post(chat(), x_tidegate_session_id="two-leaders")
+        assert reply.status == 200
+    assert len(stage.engines["worker-1"].seen) == 1
+    assert not stage.engines["worker-0"].seen
 
 
 async def test_a_refusal_is_what_the_client_sees(stage: Stage) -> None:

@@ -84,7 +84,7 @@ def digest(dump: bytes) -> Steps[str]:
 
 class ReplicaFeed:
     """Keeps its replica as new as the bus allows. ``changed`` hears of every change of a source's health, ``placed`` of
-    every prompt that was sent somewhere.
+    every prompt that was sent somewhere, ``ended`` of every request that is over.
 
     Batches and snapshots come over a connection of their own: a flood of them neither delays nor ends what its owner
     says and hears. While it is away the sources say so; when it is lost for good, another one is opened.
@@ -100,6 +100,7 @@ class ReplicaFeed:
         clock: Callable[[], float] = time.time,
         changed: Callable[[SourceChanged], None] | None = None,
         placed: Callable[[PromptPlaced], None] | None = None,
+        ended: Callable[[RequestEnd], None] | None = None,
         *,
         isolated: bool = False,
     ) -> None:
@@ -108,6 +109,7 @@ class ReplicaFeed:
         self._clock = clock
         self._changed = changed
         self._placed = placed
+        self._ended = ended
         self._started_at = clock()
         self._isolated = isolated
         self._broken_until: float | None = None
@@ -302,6 +304,8 @@ class ReplicaFeed:
     def _on_end(self, message: BusMessage) -> None:
         if (end := self._read(message, RequestEnd)) is not None:
             self.request_ended(end)
+            if self._ended is not None:
+                self._ended(end)
 
     def _on_placed(self, message: BusMessage) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from prometheus_client import REGISTRY
 
@@ -22,7 +21,6 @@ from services.indexer.events import EndHeard, IndexerEvent, RequestHeard
 from services.indexer.shell.metrics import MATCH_SECONDS, IndexerCollector
 
 log = EventLog(__name__)
-F = TypeVar("F", RequestAccepted, RequestEnd)
 
 
 class IndexerService:
@@ -33,7 +31,7 @@ class IndexerService:
         self._clock = clock
         self._stopped = False
         self.core = IndexerCore(settings, round(clock() * 1000))
-        self.feed = ReplicaFeed(self.core.replica, settings.replica(), clock, self._handle, self._handle)
+        self.feed = ReplicaFeed(self.core.replica, settings.replica(), clock, self._handle, self._handle, self._ended)
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
         """Subscribe and serve. Workers make themselves known within a heartbeat."""
@@ -42,7 +40,6 @@ class IndexerService:
         REGISTRY.register(self._collector)
         await self.feed.start(bus, tasks)
         await bus.subscribe(f"{subjects.ROOT}.request.accepted.*", self._on_accepted)
-        await bus.subscribe(f"{subjects.ROOT}.request.end.*", self._on_end)
         self._served: ServedEndpoints = await bus.serve(
             "tidegate-indexer",
             package_version(),
@@ -88,19 +85,13 @@ class IndexerService:
             self._bus.publish(message.reply, answer)
 
     def _on_accepted(self, message: BusMessage) -> None:
-        fact = self._read(message, RequestAccepted)
-        if fact is not None:
-            self._handle(RequestHeard(fact))
-
-    def _on_end(self, message: BusMessage) -> None:
-        fact = self._read(message, RequestEnd)
-        if fact is not None:
-            self._handle(EndHeard(fact))
-
-    def _read(self, message: BusMessage, kind: type[F]) -> F | None:
         try:
-            return from_json(message.payload, kind)
+            fact = from_json(message.payload, RequestAccepted)
         except BadMessageError as error:
             self.core.bad_facts += 1
             log.warning("message_rejected", subject=message.subject, reason=error.reason, detail=str(error))
-            return None
+            return
+        self._handle(RequestHeard(fact))
+
+    def _ended(self, end: RequestEnd) -> None:
+        self._handle(EndHeard(end))

@@ -11,9 +11,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bus.interface import Bus
+from web.headers import Headers
 from web.server import HttpServer, Request, Responder, ServerLimits
 
-_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
+
+
+def metrics_answer(registry: CollectorRegistry) -> tuple[int, Headers, bytes]:
+    """The page of all that ``registry`` knows."""
+    return 200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], generate_latest(registry)
 
 
 class HealthServer:
@@ -37,17 +43,16 @@ class HealthServer:
 
     async def _answer(self, request: Request, responder: Responder) -> None:
         if request.method not in ("GET", "HEAD"):
-            responder.send(405, [*_TEXT, (b"allow", b"GET, HEAD")], b"only GET\n")
+            responder.send(405, [*TEXT, (b"allow", b"GET, HEAD")], b"only GET\n")
         elif request.path == "/healthz":
-            responder.send(200, _TEXT, b"ok\n")
+            responder.send(200, TEXT, b"ok\n")
         elif request.path == "/readyz":
             reason = self._not_ready()
-            responder.send(200 if reason is None else 503, _TEXT, f"{reason or 'ready'}\n".encode())
+            responder.send(200 if reason is None else 503, TEXT, f"{reason or 'ready'}\n".encode())
         elif request.path == "/metrics":
-            page = generate_latest(self._registry)
-            responder.send(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], page)
+            responder.send(*metrics_answer(self._registry))
         else:
-            responder.send(404, _TEXT, b"there are /healthz, /readyz and /metrics\n")
+            responder.send(404, TEXT, b"there are /healthz, /readyz and /metrics\n")
 
 
 class LoopLag:

@@ -7,6 +7,8 @@
     if __name__ == "__main__":
         sys.exit(run_service("indexer", IndexerSettings, IndexerService))
 
+With a `Grouping` it may be several processes behind one port (`bus.process_group`).
+
 Exit codes: 0 stopped as asked; 1 a task failed or the bus is gone for good (the supervisor restarts); 2 a setting or
 the installation is wrong (one sentence on stderr; restarting does not help).
 """
@@ -18,6 +20,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -28,9 +31,13 @@ from prometheus_client import REGISTRY
 
 from bus.errors import BusError, SettingsError, cannot_listen
 from bus.health import HealthServer, LoopLag, ProcessCollector
+from bus.held_address import HeldAddress
 from bus.interface import Bus, ServedEndpoints
+from bus.interrupt import INTERRUPTED_EXIT
 from bus.log import EventLog, set_up_logging, tell_left_out
+from bus.membership import Membership, ParentLine, parse_membership
 from bus.nats import connect, options_of
+from bus.process_group import ProcessGroup
 from bus.settings import (
     CommonSettings,
     describe_settings,
@@ -58,7 +65,23 @@ class Service(Protocol):
 
 
 S = TypeVar("S", bound=CommonSettings)
-Factory = Callable[[S], Service]
+Factory = Callable[[S, Membership | None], Service]
+"""``None``: it is alone."""
+
+
+@dataclass(frozen=True)
+class Grouping(Generic[S]):
+    """How a service may be several processes. ``module``: what is run. ``key`` of the setting that says how many;
+    ``address``: the setting, host and port that they share; ``memory``: a descriptor of what they share, for so many.
+    """
+
+    module: str
+    key: str
+    address: Callable[[S], tuple[str, str, int]]
+    memory: Callable[[int], int]
+
+    def count(self, settings: S) -> int:
+        return int(getattr(settings, self.key))
 
 
 @contextmanager
@@ -79,9 +102,28 @@ def says_why(error: ImportError) -> bool:
     return hasattr(error, "reason")
 
 
-def run_service(section: str, kind: type[S], factory: Factory[S], argv: Sequence[str] | None = None) -> int:
+def run_service(
+    section: str,
+    kind: type[S],
+    factory: Callable[[S], Service],
+    argv: Sequence[str] | None = None,
+) -> int:
     """Run one service until it is told to stop; returns the exit code. ``argv``: arguments without the program."""
-    command = _command(section, kind, factory)
+    return _main(section, _command(section, kind, lambda settings, _: factory(settings), None), argv)
+
+
+def run_grouped_service(
+    section: str,
+    kind: type[S],
+    factory: Factory[S],
+    grouping: Grouping[S],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """As `run_service`, for one that may be several processes."""
+    return _main(section, _command(section, kind, factory, grouping), argv)
+
+
+def _main(section: str, command: click.Command, argv: Sequence[str] | None) -> int:
     try:
         return int(command.main(args=None if argv is None else list(argv), standalone_mode=False) or 0)
     except SettingsError as error:
@@ -92,9 +134,11 @@ def run_service(section: str, kind: type[S], factory: Factory[S], argv: Sequence
         return 2
     except click.exceptions.Abort:
         return 1
+    except KeyboardInterrupt:  # before there was a loop to take the signal
+        return INTERRUPTED_EXIT
 
 
-def _command(section: str, kind: type[S], factory: Factory[S]) -> click.Command:
+def _command(section: str, kind: type[S], factory: Factory[S], grouping: Grouping[S] | None) -> click.Command:
     @click.command(section, help=_help(section, kind), context_settings={"help_option_names": ["-h", "--help"]})
     @click.option(
         "--config",
@@ -104,17 +148,51 @@ def _command(section: str, kind: type[S], factory: Factory[S]) -> click.Command:
     )
     @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Override one setting; repeatable.")
     @click.option("--print-config", is_flag=True, help="Print the settings that would be used, and where from.")
-    def command(config: Path | None, pairs: tuple[str, ...], print_config: bool) -> int:
-        loaded = load_with_origins(section, kind, file=config, overrides=parse_overrides(pairs))
+    @click.option("--member", hidden=True)
+    def command(
+        config: Path | None, pairs: tuple[str, ...], print_config: bool, member: str | None, **more: str | None
+    ) -> int:
+        overrides = parse_overrides(pairs) | {key: value for key, value in more.items() if value is not None}
+        loaded = load_with_origins(section, kind, file=config, overrides=overrides)
         if print_config:
             click.echo(show_settings(loaded, section), nl=False)
             return 0
         settings = loaded.settings
         set_up_logging(settings.log_level, settings.log_format, instance=settings.instance)
+        membership = None if member is None else parse_membership(member)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(ServiceProcess(section, settings, factory).run())
+            if grouping is not None and membership is None and grouping.count(settings) > 1:
+                return runner.run(_run_group(section, settings, grouping, config, overrides))
+            return runner.run(ServiceProcess(section, settings, factory, membership).run())
 
+    if grouping is not None:
+        option = click.Option([f"--{grouping.key}"], metavar="N", help="Processes behind one port (default 1).")
+        command.params.append(option)
     return command
+
+
+async def _run_group(
+    section: str, settings: S, grouping: Grouping[S], config: Path | None, overrides: dict[str, str]
+) -> int:
+    """Raises `SettingsError`."""
+    count = grouping.count(settings)
+    key, host, port = grouping.address(settings)
+    held = HeldAddress(key, host, port)
+
+    def command(member: Membership) -> list[str]:
+        own = {
+            **overrides,
+            "instance": f"{settings.instance}-{member.number}",
+            key: str(held.port),
+            "http_host": "127.0.0.1",
+            "http_port": "0",
+        }
+        pairs = [part for name, value in own.items() for part in ("--set", f"{name}={value}")]
+        chosen = [] if config is None else ["--config", str(config)]
+        python = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+        return [*python, "-m", grouping.module, *chosen, *pairs, "--member", member.option()]
+
+    return await ProcessGroup(section, settings, count, command, held, grouping.memory(count)).run()
 
 
 def _help(section: str, kind: type[CommonSettings]) -> str:
@@ -133,10 +211,12 @@ def _help(section: str, kind: type[CommonSettings]) -> str:
 class ServiceProcess(Generic[S]):
     """One service from connect to close."""
 
-    def __init__(self, section: str, settings: S, factory: Factory[S]) -> None:
+    def __init__(self, section: str, settings: S, factory: Factory[S], membership: Membership | None = None) -> None:
         self._section = section
         self._settings = settings
         self._factory = factory
+        self._membership = membership
+        self._parent = ParentLine() if membership is not None else None
         self._bus: Bus | None = None
         self._service: Service | None = None
         self._state: str | None = "starting"
@@ -162,11 +242,14 @@ class ServiceProcess(Generic[S]):
         served: ServedEndpoints | None = None
         code = 0
         try:
+            if self._parent is not None:
+                await self._parent.open()
+                tasks.start("parent", self._parent.watch(self._on_orphaned))
             url = await self._listen(health)
             if not await self._connect():
                 return 0
             assert self._bus is not None
-            self._service = self._factory(settings)
+            self._service = self._factory(settings, self._membership)
             await self._service.start(self._bus, tasks)
             if not self._bus.serving:
                 served = await self._bus.serve(
@@ -178,6 +261,8 @@ class ServiceProcess(Generic[S]):
                 )
             self._state = None
             log.info("service_started", section=self._section, http=url)
+            if self._parent is not None:
+                self._parent.tell(url, started=True)
             code = await self._until_stop(tasks)
         except SettingsError:
             raise
@@ -187,6 +272,8 @@ class ServiceProcess(Generic[S]):
         finally:
             self._state = "stopping"
             clean = await self._shut_down(tasks, served, health)
+            if self._parent is not None:
+                await self._parent.close()
             REGISTRY.unregister(collector)
         return code if clean else 1
 
@@ -204,6 +291,12 @@ class ServiceProcess(Generic[S]):
             self._hurry.set()
         self._stop.set()
 
+    def _on_orphaned(self) -> None:
+        """Our parent is gone: as when a single process is killed, but that what is written is sent."""
+        log.error("parent_gone")
+        self._stop.set()
+        self._hurry.set()
+
     async def _listen(self, health: HealthServer) -> str:
         settings = self._settings
         if settings.http_port < 0:
@@ -214,6 +307,8 @@ class ServiceProcess(Generic[S]):
             raise cannot_listen("http_port", settings.http_host, settings.http_port, error) from error
         url = f"http://{settings.http_host}:{health.port}"
         log.info("http_listening", url=url)
+        if self._parent is not None:
+            self._parent.tell(url)
         return url
 
     async def _connect(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,7 +21,9 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     """The HTTP front door: where it listens, how it counts tokens, how long it waits for whom, what it adds.
 
     ``host``, ``port``: where clients connect (the health pages are served there too). ``tenant``: whose requests
-    these are without keys. ``keys_file``: who may ask (docs/security.md); read again when it changes.
+    these are without keys. ``workers``: processes behind the port, each named ``<instance>-<number>``; bounds are of
+    each, keys' limits of all together (docs/operations.md). ``keys_file``: who may ask (docs/security.md); read again
+    when it changes.
 
     ``splice_cache_salt``: with keys, each tenant's prompts are cached apart: its ``cache_salt``, which is derived with
     ``cache_salt_secret`` (or the one in ``cache_salt_secret_file``; the same at every front door, 16 bytes or more),
@@ -89,6 +91,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
 
     host: str = "127.0.0.1"
     port: int = 8080
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     tenant: str = "default"
     keys_file: str = ""
     splice_cache_salt: bool = True

@@ -2,7 +2,8 @@
 
 A bucket fills at its rate up to its size. What is taken must be there; of something larger than the bucket a full one
 lets one through and is in debt after it, so that a long prompt is served late and not never. Tokens are estimated from
-the body when a request comes and settled when its answer has ended. Buckets are this process's own.
+the body when a request comes and settled when its answer has ended. Buckets are this process's own, or those of all
+processes of this front door (`services.ingress.shared_buckets`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from services.ingress.errors import RateLimitedError
 from services.ingress.keys import Key, Keyring
+from services.ingress.shared_buckets import SharedBucket, SharedBuckets
 
 BYTES_PER_TOKEN = 4
 """Of a body, where its tokens are not counted yet."""
@@ -20,6 +22,8 @@ BYTES_PER_TOKEN = 4
 class TokenBucket:
     """``size`` at most, ``per_s`` more each second; full at the beginning. Times in seconds that never go back (one
     that does adds nothing)."""
+
+    ours = True
 
     def __init__(self, per_s: float, size: float, now: float) -> None:
         self.per_s = per_s
@@ -48,10 +52,18 @@ class TokenBucket:
             self._at = now
 
 
+Bucket = TokenBucket | SharedBucket
+
+
 @dataclass(slots=True)
 class _Buckets:
-    requests: TokenBucket | None
-    tokens: TokenBucket | None
+    requests: Bucket | None
+    tokens: Bucket | None
+
+    @property
+    def ours(self) -> bool:
+        """Whether they still are this key's (`SharedBucket.ours`)."""
+        return all(bucket is None or bucket.ours for bucket in (self.requests, self.tokens))
 
 
 @dataclass(slots=True)
@@ -59,7 +71,7 @@ class Charge:
     """What one request was charged. `settle` it once it is known what it took."""
 
     estimated: int
-    _bucket: TokenBucket | None = field(default=None)
+    _bucket: Bucket | None = field(default=None)
 
     def settle(self, tokens: int | None) -> None:
         """Charge ``tokens`` instead of the estimate; ``None``: the estimate stands. Once; later calls do nothing."""
@@ -69,10 +81,12 @@ class Charge:
 
 
 class Limiter:
-    """The buckets of every key that has limits; made at a key's first request."""
+    """The buckets of every key that has limits; made at a key's first request. ``shared``: where all processes of the
+    front door keep them."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedBuckets | None = None) -> None:
         self._buckets: dict[str, _Buckets] = {}
+        self._shared = shared
 
     def admit(self, key: Key, tokens: int, now: float) -> Charge:
         """Take one request and ``tokens`` at ``now``, or nothing of either. Raises `RateLimitedError`."""
@@ -101,30 +115,59 @@ class Limiter:
             if key is None:
                 del self._buckets[key_id]
                 continue
-            old, fresh = self._buckets[key_id], _buckets(key, now)
+            old = self._buckets[key_id]
             self._buckets[key_id] = _Buckets(
-                _moved(old.requests, fresh.requests, now), _moved(old.tokens, fresh.tokens, now)
+                self._moved(old.requests, key.id, _requests(key), now),
+                self._moved(old.tokens, key.id, _tokens(key), now),
             )
 
     def _of(self, key: Key, now: float) -> _Buckets:
         found = self._buckets.get(key.id)
-        if found is None:
-            found = self._buckets[key.id] = _buckets(key, now)
+        if found is None or not found.ours:
+            found = self._buckets[key.id] = _Buckets(
+                self._made(key.id, _requests(key), now), self._made(key.id, _tokens(key), now)
+            )
         return found
 
+    def _made(self, key_id: str, rule: _Rule | None, now: float, used: float = 0.0) -> Bucket | None:
+        """A bucket of which ``used`` is missing, unless all processes have it already."""
+        if rule is None:
+            return None
+        if self._shared is not None:
+            shared = self._shared.allot(f"{key_id} {rule.what}", rule.per_s, rule.size, used, now)
+            if shared is not None:
+                return shared
+        bucket = TokenBucket(rule.per_s, rule.size, now)
+        bucket.take(used)
+        return bucket
 
-def _buckets(key: Key, now: float) -> _Buckets:
-    requests = tokens = None
-    if key.requests_per_s is not None:
-        requests = TokenBucket(key.requests_per_s, key.burst or max(1, math.ceil(key.requests_per_s)), now)
-    if key.tokens_per_min is not None:
-        tokens = TokenBucket(key.tokens_per_min / 60, key.tokens_per_min, now)
-    return _Buckets(requests, tokens)
+    def _moved(self, old: Bucket | None, key_id: str, rule: _Rule | None, now: float) -> Bucket | None:
+        """The bucket with the new limits; what was taken from the old one is taken from it too."""
+        if old is None or rule is None:
+            return self._made(key_id, rule, now)
+        if (old.per_s, old.size) == (rule.per_s, rule.size):
+            return old
+        if isinstance(old, TokenBucket):
+            old.resize(rule.per_s, rule.size, now)
+            return old
+        level = min(rule.size, old.level(now) + max(0.0, rule.size - old.size))
+        return self._made(key_id, rule, now, rule.size - level)
 
 
-def _moved(old: TokenBucket | None, fresh: TokenBucket | None, now: float) -> TokenBucket | None:
-    """The bucket with the new limits; what was taken from the old one is taken from it too."""
-    if old is None or fresh is None:
-        return fresh
-    old.resize(fresh.per_s, fresh.size, now)
-    return old
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One limit of a key."""
+
+    what: str
+    per_s: float
+    size: float
+
+
+def _requests(key: Key) -> _Rule | None:
+    if key.requests_per_s is None:
+        return None
+    return _Rule("requests", key.requests_per_s, key.burst or max(1, math.ceil(key.requests_per_s)))
+
+
+def _tokens(key: Key) -> _Rule | None:
+    return None if key.tokens_per_min is None else _Rule("tokens", key.tokens_per_min / 60, key.tokens_per_min)

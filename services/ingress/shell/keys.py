@@ -19,6 +19,7 @@ from services.ingress.keys import Key, Keyring, presented_key, read_keys
 from services.ingress.limits import BYTES_PER_TOKEN, Charge, Limiter
 from services.ingress.requests import COUNTING
 from services.ingress.salt import LEAST_SECRET_BYTES, SALTED_ENDPOINTS, tenant_salt
+from services.ingress.shared_buckets import SharedBuckets
 from services.ingress.shell.metrics import IngressMetrics
 from web.headers import Headers
 
@@ -35,12 +36,12 @@ class Access:
     """Who may ask for what. Without ``keys_file`` everybody, as the settings' tenant, for everything.
     ``engine_api_key``: what engines want to be brought, if anything."""
 
-    def __init__(self, settings: IngressSettings, metrics: IngressMetrics) -> None:
+    def __init__(self, settings: IngressSettings, metrics: IngressMetrics, shared: SharedBuckets | None = None) -> None:
         self._settings = settings
         self._metrics = metrics
         self._path = Path(settings.keys_file)
         self._keys: Keyring | None = None
-        self._limiter = Limiter()
+        self._limiter = Limiter(shared)
         self._read_at: Stamp = None
         self._secret = b""
         self.engine_api_key = settings.engine_api_key

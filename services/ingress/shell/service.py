@@ -12,6 +12,7 @@ from bus import subjects
 from bus.errors import BusError, cannot_listen
 from bus.interface import Bus, BusMessage
 from bus.log import EventLog
+from bus.membership import Membership
 from bus.rows import RowCollector, RowPublisher
 from bus.tasks import Tasks
 from schemas.base import BadMessageError, from_json
@@ -30,6 +31,7 @@ from services.ingress.shell.front import FrontDoor
 from services.ingress.shell.keys import Access, salt_secret
 from services.ingress.shell.metrics import IngressMetrics, Levels, LevelsCollector
 from services.ingress.shell.serving import Tools
+from services.ingress.shell.shared_limits import common_secret, shared_buckets
 from services.ingress.turn_state import TurnStates
 from web.client import HttpClient, Timeouts
 from web.server import HttpServer, ServerLimits
@@ -41,18 +43,24 @@ BUS_ANSWERS_S = 0.75
 """A bus that needs longer for a round trip is taken for away: together with a tick well below `worker_lost_s`."""
 
 
-async def _turn_secret(settings: IngressSettings) -> bytes:
-    """What turn states are signed with: the front doors' common secret, or one of this process. Raises
+async def _turn_secret(settings: IngressSettings, membership: Membership | None) -> bytes:
+    """What turn states are signed with: the front doors' common secret, or one of the processes at this port. Raises
     `SettingsError`."""
     if settings.cache_salt_secret or settings.cache_salt_secret_file:
         return await asyncio.to_thread(salt_secret, settings)
-    return secrets.token_bytes(32)
+    return secrets.token_bytes(32) if membership is None else common_secret(membership)
 
 
 class IngressService:
-    """See `bus.service.Service`. ``_levels`` is there once the rest is."""
+    """See `bus.service.Service`. ``membership``: which process of several at one port. ``_levels`` is there once the
+    rest is."""
 
-    def __init__(self, settings: IngressSettings, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self,
+        settings: IngressSettings,
+        registry: CollectorRegistry = REGISTRY,
+        membership: Membership | None = None,
+    ) -> None:
         self._settings = settings
         self._registry = registry
         self._metrics = IngressMetrics(registry)
@@ -80,7 +88,9 @@ class IngressService:
         )
         self._client = HttpClient()
         self._counter = PromptCounter(settings, self._client, self._worker_url)
-        self._access = Access(settings, self._metrics)
+        self._membership = membership
+        shared = shared_buckets(membership) if membership is not None and settings.keys_file else None
+        self._access = Access(settings, self._metrics, shared)
         self._capture = Capture(settings, registry) if settings.capture != "off" else None
         self._levels: LevelsCollector | None = None
         self._server: HttpServer
@@ -130,13 +140,15 @@ class IngressService:
         self._bus = bus
         self._rows = RowPublisher(bus, tasks, window=settings.row_window)
         self._dispatcher = Dispatcher(self._core, bus, self._rows, self._metrics, self._capture)
-        self._server = self._make_server(bus, TurnStates(await _turn_secret(settings), settings.turn_state_s))
+        self._server = self._make_server(
+            bus, TurnStates(await _turn_secret(settings, self._membership), settings.turn_state_s)
+        )
         self._register()
         await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._on_worker_state)
         if settings.splice_kv_hints:
             await bus.subscribe(f"{subjects.ROOT}.hint.*", self._on_hint)
         try:
-            await self._server.start(settings.host, settings.port)
+            await self._server.start(settings.host, settings.port, reuse_port=self._membership is not None)
         except OSError as error:
             raise cannot_listen("port", settings.host, settings.port, error) from error
         tasks.start("tick", self._tick())

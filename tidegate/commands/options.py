@@ -28,6 +28,14 @@ SPEED = FiniteRange(0.001, 10_000)
 """Of a trace that is played again."""
 
 
+def skip_unplayable_option(function: F) -> F:
+    return click.option(
+        "--skip-unplayable",
+        is_flag=True,
+        help="Of rows: leave out, and count, sessions that contradict themselves (two parents).",
+    )(function)
+
+
 def nats_option(help_text: str) -> Callable[[F], F]:
     return click.option("--nats", "nats", metavar="URL", default=None, help=help_text)
 

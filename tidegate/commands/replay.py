@@ -17,7 +17,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bus.interrupt import INTERRUPTED_EXIT, until_interrupted
-from tidegate.commands.options import SPEED, FiniteRange
+from tidegate.commands.options import SPEED, FiniteRange, skip_unplayable_option
 from tidegate.commands.progress import ProgressBar
 from tidegate.errors import WrongUseError
 from tidegate.replay.content import HIGHEST, LOWEST, Prompts
@@ -100,6 +100,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Tokens of one hash id of Mooncake lines.",
 )
+@skip_unplayable_option
 @click.option("--timeout", type=FiniteRange(1, 86_400), default=600.0, show_default=True, help="Seconds a request.")
 @click.option("--allow-failed", type=click.IntRange(0), default=0, show_default=True, help="More are exit code 1.")
 @click.option(
@@ -127,6 +128,7 @@ def command(
     exact: bool,
     keep_names: bool,
     block_size: int,
+    skip_unplayable: bool,
     timeout: float,
     allow_failed: int,
     api_key: str,
@@ -166,7 +168,7 @@ def command(
     )
     if path is not None:
         check_output(path)
-    plays = read_plays(files, mooncake_block=block_size)
+    plays = read_plays(files, mooncake_block=block_size, skip_unplayable=skip_unplayable)
     for problem in plays.damaged:
         _say(f"{problem.place}: {problem.text}; read up to there")
     raise_open_files()

@@ -25,7 +25,7 @@ from load.sim.parallel import WorkerLostError
 from load.sim.plan import ExperimentError, Plan
 from load.sim.presets import PRESETS, QUICK
 from load.sim.scenarios import EngineName, Load
-from tidegate.commands.options import SPEED, FiniteRange
+from tidegate.commands.options import SPEED, FiniteRange, skip_unplayable_option
 from tidegate.commands.progress import ProgressBar
 from tidegate.errors import SimulationError, WrongUseError
 
@@ -137,6 +137,7 @@ def _option(parse: Callable[[str], tuple[T, ...]]) -> Callable[..., tuple[T, ...
 )
 @click.option("--speed", type=SPEED, help="Of a recorded trace: divides its delays.")
 @click.option("--lanes", type=click.IntRange(1, 1_000_000), help="Of a recorded trace: so many plays at a time.")
+@skip_unplayable_option
 @click.option("--block-size", type=click.IntRange(1, 1 << 20), help="Of Mooncake lines with --speed or --lanes (512).")
 @click.option("--perturb", callback=_option(names), metavar="NAMES", help="What goes wrong, at the last load; or: all.")
 @click.option("--seeds", callback=_option(numbers), metavar="NUMBERS", help="As 21-25; 1 to 20 are design seeds.")
@@ -176,6 +177,7 @@ def command(
     traces: tuple[Path, ...],
     speed: float | None,
     lanes: int | None,
+    skip_unplayable: bool,
     block_size: int | None,
     perturb: tuple[str, ...] | None,
     seeds: tuple[int, ...] | None,
@@ -213,7 +215,7 @@ def command(
     Presets: quick (under a minute, small, on design seeds: shows that it works), seeds (minutes, on seeds that nobody
     tuned on), full (the whole matrix: an hour or less), hints (what it is worth to tell caches what to keep: minutes).
     With --out an interrupted run leaves a report of what there is, and goes on when it is called again. Exit code 1
-    when a policy did not finish what it began.
+    when a policy did not finish what it began, or could not serve a request of a recorded trace.
 
     \b
     Examples:
@@ -269,10 +271,13 @@ def command(
             speed=speed or 1.0,
             lanes=lanes,
             block_size=block_size,
+            skip_unplayable=skip_unplayable,
             processes=processes or _cores(),
             out=out,
             as_json=as_json,
         )
+    if skip_unplayable:
+        raise WrongUseError("--skip-unplayable is of a recorded trace: give one with --trace")
     if block_size is not None:
         raise WrongUseError("--block-size is of Mooncake lines that are played as recorded: add --speed 1, or --lanes")
     if quick and preset not in (None, "quick", *QUICK):

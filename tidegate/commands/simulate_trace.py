@@ -50,13 +50,14 @@ def simulate_trace(
     speed: float,
     lanes: int | None,
     block_size: int | None,
+    skip_unplayable: bool,
     processes: int,
     out: Path | None,
     as_json: bool,
 ) -> int:
     """Play the files under every policy and fleet. Raises `TraceFileError`, `WrongUseError`, `SimulationError`."""
     _refuse_loads(options)
-    plays = read_plays(traces, mooncake_block=block_size or DEFAULT_BLOCK)
+    plays = read_plays(traces, mooncake_block=block_size or DEFAULT_BLOCK, skip_unplayable=skip_unplayable)
     _say_left_out(plays)
     plan = _plan(plays, options)
     try:
@@ -152,7 +153,7 @@ def _document(
 
 
 def _complain(runs: Iterable[Mapping[str, Any]]) -> int:
-    """The exit code: 1 where a policy did not finish what it began."""
+    """The exit code: 1 where a policy did not serve or finish what was asked of it."""
     code = 0
     for run in runs:
         who = f"{run['policy']} on {run['workers']} x {run['kv_tokens']} tokens"
@@ -163,6 +164,7 @@ def _complain(runs: Iterable[Mapping[str, Any]]) -> int:
         if run["failed"]:
             text = f"{run['failed']} requests could not be served, and {run['skipped']} waited for them"
             click.echo(f"tidegate: {who}: {text}; give more --kv-tokens", err=True)
+            code = 1
         if run["unfinished"]:
             click.echo(f"not finished: {who}: {run['unfinished']} requests never finished", err=True)
             code = 1

@@ -9,13 +9,14 @@ a session's requests that overlap (a turn and its title), the next waits for all
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Literal
 
-from tidegate.trace.errors import Place, Problems
+from tidegate.trace.errors import Place, Problems, Rule
 from tidegate.trace.reading import Trace
 from tidegate.trace.rows import Request, ToolSpan
 
@@ -52,21 +53,70 @@ def dependency_graph(trace: Trace) -> list[Node]:
     """Nodes in the order of their beginning. Raises `TraceFileError`: conflicting parents, links that lead nowhere,
     cycles."""
     builder = _Builder(trace)
-    builder.follow_sessions()
-    linked = builder.follow_links()
-    builder.follow_parents(linked)
+    builder.follow()
     return builder.nodes()
+
+
+LEFT_OUT: dict[Rule, str] = {
+    "conflicting_parents": "its session names two parents",
+    "unknown_request": "a tool of its session names a request that is not there",
+    "wrong_session": "a tool of its session names a request of another",
+    "execution_mode": "a tool of its session has an unknown execution mode",
+    "child_named_twice": "a tool of its session names a child that another has",
+    "cycle": "requests of its session wait for themselves",
+}
+"""Why requests are left out, by the rule that their session breaks."""
+
+
+def without_unplayable(trace: Trace) -> tuple[Trace, Counter[str]]:
+    """Without the sessions that `dependency_graph` would refuse, and how many requests those had, by the words of
+    `LEFT_OUT`. Their sub-agents stay, as runs of their own."""
+    left_out: Counter[str] = Counter()
+    while True:
+        builder = _Builder(trace)
+        builder.follow()
+        wrong = builder.wrong_sessions()
+        if not wrong:
+            return trace, left_out
+        left_out.update(LEFT_OUT[wrong[name]] for request in trace.requests if (name := own_session(request)) in wrong)
+        trace = replace(
+            trace,
+            requests=tuple(request for request in trace.requests if own_session(request) not in wrong),
+            tools=tuple(tool for tool in trace.tools if wrong.keys().isdisjoint(_sessions_of(tool))),
+        )
+
+
+def _sessions_of(tool: ToolSpan) -> tuple[str | None, ...]:
+    """The sessions that a tool's row needs."""
+    link = tool.fields.claude
+    return (tool.session,) if link is None else (tool.session, link.child_session_id)
 
 
 class _Builder:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._problems = Problems()
+        self._wrong: dict[str | None, Rule] = {}
         self._requests = {request.request_id: request for request in trace.requests}
         self._sessions = trace.sessions()
         self._waits: dict[str, dict[str, Relation]] = {request.request_id: {} for request in trace.requests}
 
-    def follow_sessions(self) -> None:
+    def follow(self) -> None:
+        """Everything that says who waits for whom."""
+        self._follow_sessions()
+        self._follow_parents(self._follow_links())
+
+    def wrong_sessions(self) -> dict[str | None, Rule]:
+        """Sessions that break a rule, and the first that each breaks."""
+        if not self._wrong:
+            self._note_cycle()
+        return self._wrong
+
+    def _note(self, row: Request | ToolSpan, rule: Rule, text: str) -> None:
+        self._problems.add(row.place, rule, text)
+        self._wrong.setdefault(own_session(row) if isinstance(row, Request) else row.session, rule)
+
+    def _follow_sessions(self) -> None:
         """Each request waits for those before it in its session that had ended, and that no other waited for already;
         where none had, for the dispatch of the one before it."""
         for requests in self._sessions.values():
@@ -79,7 +129,7 @@ class _Builder:
                 for each in sorted(ended) or [number]:
                     self._wait(request, requests[each], "sequence")
 
-    def follow_links(self) -> set[str]:
+    def _follow_links(self) -> set[str]:
         """Sub-agents whose tool says which request began them. Returns their sessions."""
         linked: dict[str, ToolSpan] = {}
         for tool in self._trace.tools:
@@ -87,7 +137,7 @@ class _Builder:
             if link is None:
                 continue
             if link.execution_mode not in ("blocking", "background"):
-                self._problems.add(tool.place, "execution_mode", f"execution_mode is {link.execution_mode[:64]!r}")
+                self._note(tool, "execution_mode", f"execution_mode is {link.execution_mode[:64]!r}")
                 continue
             source = self._named(tool, link.source_request_id)
             consumer = self._named(tool, link.consumer_request_id) if link.consumer_request_id else None
@@ -96,12 +146,12 @@ class _Builder:
                 continue
             if child in linked:
                 text = f"session {child} was begun by the tool in {linked[child].place} already"
-                self._problems.add(tool.place, "child_named_twice", text)
+                self._note(tool, "child_named_twice", text)
                 continue
             linked[child] = tool
             requests = self._sessions.get(child)
             if requests is None:
-                self._problems.add(tool.place, "unknown_request", f"no request of the child session {child}")
+                self._note(tool, "unknown_request", f"no request of the child session {child}")
                 continue
             self._wait(requests[0], source, "spawn")
             if consumer is not None:
@@ -111,14 +161,14 @@ class _Builder:
     def _named(self, tool: ToolSpan, request_id: str) -> Request | None:
         request = self._requests.get(request_id)
         if request is None:
-            self._problems.add(tool.place, "unknown_request", f"there is no request {request_id}")
+            self._note(tool, "unknown_request", f"there is no request {request_id}")
         elif request.session != tool.session:
             text = f"request {request_id} is of session {request.session}, the tool of {tool.session}"
-            self._problems.add(tool.place, "wrong_session", text)
+            self._note(tool, "wrong_session", text)
             return None
         return request
 
-    def follow_parents(self, linked: set[str]) -> None:
+    def _follow_parents(self, linked: set[str]) -> None:
         """The other sub-agents, by time: the parent's latest request begun by then began them, and the first that
         begins after their end waited for it. Of requests that begin at once, the trace's order says which was first,
         so that time alone makes no cycle."""
@@ -144,7 +194,7 @@ class _Builder:
             parent, place = found.setdefault(row.session, (row.parent, row.place))
             if parent != row.parent:
                 text = f"session {row.session} has the parent {row.parent} here and {parent} in {place}"
-                self._problems.add(row.place, "conflicting_parents", text)
+                self._note(row, "conflicting_parents", text)
         return {session: parent for session, (parent, _) in found.items()}
 
     def _wait(self, request: Request, other: Request, relation: Relation) -> None:
@@ -153,7 +203,8 @@ class _Builder:
 
     def nodes(self) -> list[Node]:
         self._problems.raise_any()
-        self._check_cycles()
+        self._note_cycle()
+        self._problems.raise_any()
         plays = self._plays()
         return [
             Node(request, own_session(request), plays[request.request_id], self._dependencies(request))
@@ -172,14 +223,13 @@ class _Builder:
         delay_ms = round(max(0.0, request.start_ms - max(at for at, *_ in fired)), 3)
         return tuple(Dependency(other.request_id, trigger, relation, delay_ms) for _, other, trigger, relation in fired)
 
-    def _check_cycles(self) -> None:
-        """Raises `TraceFileError` with one request of a cycle."""
+    def _note_cycle(self) -> None:
+        """One request of a cycle, if there is any."""
         left = in_cycles(self._waits)
         if left:
             request = self._requests[left[0]]
             text = f"request {request.request_id} waits for itself, over {len(left)} requests"
-            self._problems.add(request.place, "cycle", text)
-            self._problems.raise_any()
+            self._note(request, "cycle", text)
 
     def _plays(self) -> dict[str, str]:
         """The session of each play's first request, by request: what waits for another is of one play with it."""

@@ -57,14 +57,17 @@ class Problem:
 
 
 class TraceFileError(TidegateError):
-    """A trace is not what it should be (the file's fault); ``problems`` are the first of them, ``more`` their rest."""
+    """A trace is not what it should be (the file's fault); ``problems`` are the first of them, ``more`` their rest.
+    ``advice``: what to do about them."""
 
     reason = "bad_trace"
 
-    def __init__(self, problems: Sequence[Problem], more: int = 0) -> None:
+    def __init__(self, problems: Sequence[Problem], more: int = 0, advice: str = "") -> None:
         lines = [str(problem) for problem in problems]
         if more:
             lines.append(f"and {more} more")
+        if advice:
+            lines.append(advice)
         super().__init__("\n".join(lines))
         self.problems = tuple(problems)
         self.more = more

@@ -13,7 +13,7 @@ import msgspec
 
 from schemas.base import UNDECODABLE
 from tidegate.trace.agentic_reading import AGENTIC_SCHEMA, read_agentic
-from tidegate.trace.dependencies import Node, dependency_graph
+from tidegate.trace.dependencies import Node, dependency_graph, without_unplayable
 from tidegate.trace.errors import Place, Problem, TraceFileError
 from tidegate.trace.files import find_files, read_lines
 from tidegate.trace.mooncake import trace_of_mooncake
@@ -24,14 +24,18 @@ from tidegate.trace.replayable import DEFAULT_BLOCK, Playable, completion_hashes
 __all__ = ["PlayNode", "Plays", "Recorded", "format_of", "plays_of", "read_plays"]
 
 
-def read_plays(paths: Sequence[Path], *, mooncake_block: int = DEFAULT_BLOCK) -> Plays:
+ADVICE = "--skip-unplayable leaves out the sessions that these are of"
+
+
+def read_plays(paths: Sequence[Path], *, mooncake_block: int = DEFAULT_BLOCK, skip_unplayable: bool = False) -> Plays:
     """All files and folders together, which are of one format. ``mooncake_block``: tokens of one hash id of Mooncake
-    lines, which do not say it. Raises `TraceFileError`, which names file, line and rule."""
+    lines, which do not say it. ``skip_unplayable``: see `plays_of`. Raises `TraceFileError`, which names file, line
+    and rule."""
     kind = format_of(paths) or "rows"
     if kind == "agentic-mooncake":
         return read_agentic(paths)
     trace = trace_of_mooncake(paths, block_size=mooncake_block) if kind == "mooncake" else read_trace(paths)
-    return plays_of(playable(trace), damaged=trace.damaged, kind=kind)
+    return plays_of(playable(trace), damaged=trace.damaged, kind=kind, skip_unplayable=skip_unplayable)
 
 
 class _FirstLine(msgspec.Struct):
@@ -72,21 +76,34 @@ def _format_of_file(path: Path) -> Format | None:
     return None if first.hash_ids is None else "mooncake"
 
 
-def plays_of(source: Playable, *, damaged: Sequence[Problem] = (), kind: Format = "rows") -> Plays:
-    """Of rows. Raises `TraceFileError` (`dependency_graph`)."""
-    nodes = dependency_graph(source.trace)
+def plays_of(
+    source: Playable, *, damaged: Sequence[Problem] = (), kind: Format = "rows", skip_unplayable: bool = False
+) -> Plays:
+    """Of rows. ``skip_unplayable``: sessions that contradict themselves are left out and counted. Raises
+    `TraceFileError` (`dependency_graph`)."""
+    trace, left_out = source.trace, source.left_out
+    if skip_unplayable:
+        trace, skipped = without_unplayable(trace)
+        left_out = left_out + skipped
+        if not trace.requests:
+            text = f"no session can be played again ({left_out.total()} requests left out)"
+            raise TraceFileError([Problem(source.trace.requests[0].place, "nothing_to_write", text)])
+    try:
+        nodes = dependency_graph(trace)
+    except TraceFileError as error:
+        raise TraceFileError(error.problems, error.more, ADVICE) from error
     zero_ms = min(node.request.start_ms for node in nodes)
-    parents = source.trace.parents()
+    parents = trace.parents()
     workers = {node.request.metrics.worker.worker for node in nodes if node.request.metrics.worker is not None}
     known = contents([_turn(node) for node in nodes], source.block_size)
     return Plays(
         nodes=tuple(_play_node(node, zero_ms, parents, known[node.request.request_id]) for node in nodes),
         block_size=source.block_size,
         format=kind,
-        left_out=source.left_out,
+        left_out=left_out,
         damaged=tuple(damaged),
         workers=len(workers),
-        kv_tokens=max((sample.load.kv_tokens or 0 for sample in source.trace.loads), default=0),
+        kv_tokens=max((sample.load.kv_tokens or 0 for sample in trace.loads), default=0),
     )
 
 

@@ -119,8 +119,8 @@ def test_every_policy_plays_what_overlaps(policy: str, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_fails_with_those_who_wait_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A request that no worker can hold, and its next turn; the rest is played. Said on standard error, no failure of
-    the command."""
+    """A request that no worker can hold, and its next turn; the rest is played. Said on standard error, and exit
+    code 1, as `tidegate replay` has it."""
     rows = [
         request_row("small", 0, 10, "a", hashes=list(range(8))),
         request_row("large", 20, 30, "a", hashes=list(range(100))),
@@ -129,11 +129,32 @@ def test_what_does_not_fit_fails_with_those_who_wait_for_it(tmp_path: Path, caps
     ]
     path = write(tmp_path / "rows.jsonl", rows)
     arguments = ["simulate", "--processes", "1", "--json", "--trace", str(path), "--policy", "kv", "--kv-tokens", "320"]
-    assert main(arguments) == 0
+    assert main(arguments) == 1
     shown = capsys.readouterr()
     (run,) = json.loads(shown.out)["runs"]
     assert (run["requests"], run["failed"], run["skipped"], run["plays"]) == (2, 1, 1, 1)
     assert "1 requests could not be served, and 1 waited for them; give more --kv-tokens" in shown.err
+
+
+def test_a_session_with_two_parents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says where it is and how to leave it out; then it is left out and counted, and the rest is played."""
+    rows = [
+        request_row("a", 0, 10, "s", "p"),
+        request_row("b", 20, 30, "s", "q"),
+        request_row("c", 5, 50),
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    arguments = ["simulate", "--processes", "1", "--json", "--trace", str(path), "--policy", "kv"]
+    assert main(arguments) == 1
+    assert "--skip-unplayable" in capsys.readouterr().err
+    assert main([*arguments, "--skip-unplayable"]) == 0
+    shown = capsys.readouterr()
+    assert "2 requests left out: its session names two parents" in shown.err
+    document = json.loads(shown.out)
+    assert document["trace"]["left_out"] == {"its session names two parents": 2}
+    assert document["runs"][0]["requests"] == 1
+    assert main(["simulate", "--skip-unplayable"]) != 0
+    assert "--skip-unplayable is of a recorded trace" in capsys.readouterr().err
 
 
 def test_formats_speed_and_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tidegate.trace.making import SAMPLE, Row, problems_of, request_row, write
+from tests.unit.tidegate.trace.making import SAMPLE, Row, problems_of, request_row, tool_row, write
 from tidegate.trace.agentic_mooncake import agentic_mooncake_lines
 from tidegate.trace.errors import TraceFileError
 from tidegate.trace.plays import PlayNode, Plays, plays_of, read_plays
@@ -251,3 +251,56 @@ def test_completion_hashes_begin_with_the_prompt(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError) as error:
         read_trace([write(tmp_path / "rows.jsonl", [row])])
     assert problems_of(error.value) == [("rows.jsonl", 1, "hash_count")]
+
+
+def contradicting() -> list[Row]:
+    """Session ``s`` names two parents; ``t`` is its sub-agent, ``u`` has nothing to do with them."""
+    return [
+        request_row("a", 0, 1, "s", "p"),
+        request_row("b", 2, 3, "s", "q"),
+        request_row("c", 4, 5, "t", "s"),
+        request_row("d", 6, 7, "u"),
+        request_row("e", 8, 9, "u"),
+    ]
+
+
+def test_sessions_that_contradict_themselves_are_left_out_on_demand(tmp_path: Path) -> None:
+    """Counted by what is wrong; their sub-agents play by themselves, the others as ever. Without the wish nothing is
+    played, and what to do is said."""
+    path = write(tmp_path / "rows.jsonl", contradicting())
+    with pytest.raises(TraceFileError, match=r"conflicting_parents\]\n--skip-unplayable") as refused:
+        read_plays([path])
+    assert problems_of(refused.value) == [("rows.jsonl", 2, "conflicting_parents")]
+    plays = read_plays([path], skip_unplayable=True)
+    assert [(node.request_id, node.session, node.play) for node in plays.nodes] == [
+        ("c", "t", "t"),
+        ("d", "u", "u"),
+        ("e", "u", "u"),
+    ]
+    assert plays.left_out == {"its session names two parents": 2}
+
+
+def test_tools_of_what_is_left_out_are_no_errors(tmp_path: Path) -> None:
+    """Neither those of its session, nor one elsewhere that says it began it."""
+    link = {"source_request_id": "d", "child_session_id": "s", "execution_mode": "background"}
+    begun = tool_row("u", "call-1", 7, claude=link)
+    own = tool_row("s", "call-2", 4, claude=link | {"source_request_id": "nobody"})
+    plays = read_plays([write(tmp_path / "rows.jsonl", [*contradicting(), begun, own])], skip_unplayable=True)
+    assert [node.request_id for node in plays.nodes] == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("mode", ["blocking", "sideways"])
+def test_other_contradictions_are_left_out_too(tmp_path: Path, mode: str) -> None:
+    """A link of a tool that leads nowhere, or is of no kind that we know."""
+    link = {"source_request_id": "nobody", "child_session_id": "t", "execution_mode": mode}
+    rows = [*contradicting()[2:], tool_row("t", "call", 6, claude=link)]
+    plays = read_plays([write(tmp_path / "rows.jsonl", rows)], skip_unplayable=True)
+    assert [node.request_id for node in plays.nodes] == ["d", "e"]
+    assert plays.left_out.total() == 1
+
+
+def test_a_recording_of_contradictions_alone_has_nothing_to_play(tmp_path: Path) -> None:
+    """Said as such."""
+    path = write(tmp_path / "rows.jsonl", contradicting()[:2])
+    with pytest.raises(TraceFileError, match="no session can be played again"):
+        read_plays([path], skip_unplayable=True)

@@ -132,20 +132,25 @@ class Agents:
 
 async def _read(ask: Ask, stream: AnswerStream, seen: Exchange) -> Exchange:
     """The answer to its end, or to where its client goes away. Raises `WebError`."""
-    kept, pieces = b"", 0
-    while piece := await stream.read():
-        kept = (kept + piece)[-KEPT_BYTES:]
-        pieces += 1
-        if stream.status == 200 and ask.aborts_after is not None and pieces >= ask.aborts_after:
-            return replace(seen, aborted=True)
+    kept, pieces, lost = b"", 0, False
+    try:
+        while piece := await stream.read():
+            kept = (kept + piece)[-KEPT_BYTES:]
+            pieces += 1
+            if stream.status == 200 and ask.aborts_after is not None and pieces >= ask.aborts_after:
+                return replace(seen, aborted=True)
+    except ConnectionLostError:
+        lost = True
     if stream.status != 200:
         return replace(seen, symptom="status", reason=error_code(kept) or "")
     if not ask.stream:
-        return seen
+        return replace(seen, symptom="cut_answer") if lost else seen
     end = stream_end(ask.api, kept)
-    if end == "done":
-        return seen
-    return replace(seen, symptom="cut" if end is None else "in_band", reason=end or "")
+    if end not in (None, "done"):
+        return replace(seen, symptom="in_band", reason=end)
+    if lost:
+        return replace(seen, symptom="connection_lost")
+    return replace(seen, symptom="cut_stream") if end is None else seen
 
 
 def _symptom(error: WebError) -> Symptom:

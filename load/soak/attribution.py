@@ -12,9 +12,13 @@ from typing import Literal
 
 from load.soak.plan import Promise, Step, promise
 
-Symptom = Literal["no_connection", "connection_lost", "status", "in_band", "cut", "timeout"]
-"""``status``: an answer with an error's status. ``in_band``: an error inside a stream. ``cut``: a stream that ended
-without its end. ``timeout``: nothing came for longer than any time-out of the house."""
+Symptom = Literal["no_connection", "connection_lost", "status", "in_band", "cut_answer", "cut_stream", "timeout"]
+"""``status``: an answer with an error's status. ``in_band``: an error inside a stream, which then is cut.
+``cut_answer``: a whole answer that had begun was cut, which is all that can be said then. ``cut_stream``: a stream
+ended well, without what its API ends with. ``timeout``: nothing came for longer than any time-out of the house."""
+
+_BROKEN_OFF = ("in_band", "cut_answer")
+"""What a client sees of an engine that goes after its first byte."""
 
 EDGE_S = 0.5
 """Clocks are one, but what a client sees comes a little before or after."""
@@ -84,17 +88,17 @@ def _class_of(failure: Failure, fault: Fault) -> str | None:
     at_door = failure.ingress == fault.name
     match fault.step.what, fault.step.kind:
         case "kill", "ingress":
-            gone = failure.symptom in ("no_connection", "connection_lost")
+            gone = failure.symptom in ("no_connection", "connection_lost", "cut_answer")
             return "ingress_killed" if at_door and gone else None
         case "stop", "ingress":
             refused = failure.symptom == "no_connection" or failure.reason == "stopping"
             return "ingress_stopped" if at_door and refused else None
         case "kill", "engine":
             begun = failure.outcome == "upstream_lost" and failure.worker == fault.name
-            return "engine_killed" if begun and failure.symptom in ("in_band", "status") else None
+            return "engine_killed" if begun and failure.symptom in _BROKEN_OFF else None
         case "hang", "engine":
             begun = failure.outcome == "upstream_timeout" and failure.worker == fault.name
-            return "engine_hung" if begun and failure.symptom == "in_band" else None
+            return "engine_hung" if begun and failure.symptom in _BROKEN_OFF else None
     return None
 
 

@@ -11,6 +11,9 @@ from load.soak.attribution import Failure, Fault, Mark, Symptom, explain, explai
 from load.soak.plan import WHOLE_MS
 from schemas.trace import RequestMetrics
 
+UNSCORED = "no_chain"
+"""The reason of an index health that is of the request, not of a source: nobody counts an embedding's tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -154,7 +157,7 @@ def marks_of(rows: Iterable[RequestMetrics]) -> list[tuple[str, Mark]]:
         decided = received + (row.admission_wait_ms or 0.0) / 1000
         if row.decision_mode == "fallback":
             found.append((row.request_id, Mark(received, decided, "fallback")))
-        elif row.index_health not in (None, "synced"):
+        elif row.index_health not in (None, "synced") and row.index_reason != UNSCORED:
             found.append((row.request_id, Mark(received, decided, str(row.index_health))))
     return found
 

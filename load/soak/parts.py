@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from load.engine import assets
 from load.soak.plan import ADMISSIONS, BRIDGES, ENGINES, INDEXERS, INGRESSES
 
 MODEL = "sim-8b"
@@ -75,6 +77,8 @@ def service_parts(ports: Ports, urls: Mapping[str, str], traces: str, replicas: 
         **{name: {"host": "127.0.0.1", "port": str(ports.http[name]), **DOOR_PATIENCE} for name in INGRESSES},
         "recorder": {"directory": traces},
     }
+    # Tokens are counted at one front door, and by the engines for the other: both ways are in use.
+    own[INGRESSES[0]]["tokenizers"] = json.dumps({MODEL: str(Path(assets.__file__).parent)})
     parts = []
     for name in SERVICES:
         section = name.partition("-")[0]

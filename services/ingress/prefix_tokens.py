@@ -42,6 +42,9 @@ END_BYTES = 8
 """What one end of a piece costs: its place in the text and in the tokens."""
 _LEAP = 16_384
 
+Namespace = tuple[int, str | None, str | None]
+"""Block size, salt and adapter: what a chain of the same tokens depends on."""
+
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 """Token ids of each text; special tokens in it are recognised, none are added."""
 
@@ -83,7 +86,7 @@ class _Entry:
     text: bytes
     leading: bytes
     tokens: bytes
-    chains: dict[int, bytes]
+    chains: dict[Namespace, bytes]
     ends: array[int]
     counts: array[int]
     keys: list[int]
@@ -108,8 +111,14 @@ class Plan:
     _known: int = field(repr=False)
     _ends: list[int] = field(repr=False)
 
-    def fill(self, encoded: Sequence[Sequence[int]], block_size: int | None) -> Filled:
-        """The whole prompt, given the ids of `missing`."""
+    def fill(
+        self,
+        encoded: Sequence[Sequence[int]],
+        block_size: int | None,
+        salt: str | None = None,
+        adapter: str | None = None,
+    ) -> Filled:
+        """The whole prompt in the namespace of ``salt`` and ``adapter``, given the ids of `missing`."""
         entry, known = self._entry, self._known
         pieces = [self._leading if entry is None else entry.tokens[: self.known_tokens * TOKEN_BYTES]]
         pieces += [ids.tobytes() if isinstance(ids, array) else pack_tokens(ids) for ids in encoded]
@@ -119,11 +128,18 @@ class Plan:
             count += len(piece) // TOKEN_BYTES
             ends.append(end)
             counts.append(count)
-        start = b""
-        if entry is not None and block_size:
-            start = entry.chains.get(block_size, b"")[: self.known_tokens // block_size * HASH_BYTES]
-        prompt = chained(b"".join(pieces), block_size, start)
-        return Filled(prompt, self, ends, counts)
+        prompt = chained(b"".join(pieces), block_size, self._start((block_size or 0, None, None)))
+        prompt = prompt.under(salt, adapter, self._start((block_size or 0, salt, adapter)))
+        chains: dict[Namespace, bytes] = {(prompt.block_size, None, None): prompt.chain}
+        if prompt.salted is not None:
+            chains[prompt.block_size, salt, adapter] = prompt.salted
+        return Filled(prompt, self, ends, counts, chains if prompt.block_size else {})
+
+    def _start(self, namespace: Namespace) -> bytes:
+        """What is known of a chain."""
+        if self._entry is None or not namespace[0]:
+            return b""
+        return self._entry.chains.get(namespace, b"")[: self.known_tokens // namespace[0] * HASH_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,7 @@ class Filled:
     plan: Plan = field(repr=False)
     ends: array[int] = field(repr=False)
     counts: array[int] = field(repr=False)
+    chains: dict[Namespace, bytes] = field(repr=False)
 
 
 class PrefixTokenCache:
@@ -213,9 +230,8 @@ class PrefixTokenCache:
         places = len(list(mark_places(filled.ends[-1]))) if filled.ends else 0
         if not places:
             return
-        chains = {prompt.block_size: prompt.chain} if prompt.block_size else {}
         keys = plan._keys[:places]
-        entry = _Entry(plan._text, plan._leading, prompt.tokens, chains, filled.ends, filled.counts, keys)
+        entry = _Entry(plan._text, plan._leading, prompt.tokens, filled.chains, filled.ends, filled.counts, keys)
         if entry.size_bytes > self._max_bytes:
             return
         old = plan._entry

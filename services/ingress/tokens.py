@@ -48,11 +48,12 @@ class PromptTokens:
         """The chain under which an engine keeps these blocks."""
         return self.chain if self.salted is None else self.salted
 
-    def under(self, salt: str | None, adapter: str | None = None) -> PromptTokens:
-        """The same prompt in the namespace of ``salt`` and ``adapter``. Spec: index-and-routing §1.1."""
+    def under(self, salt: str | None, adapter: str | None = None, start: bytes = b"") -> PromptTokens:
+        """The same prompt in the namespace of ``salt`` and ``adapter``, where the beginning ``start`` of its chain is
+        known. Spec: index-and-routing §1.1."""
         if not (salt or adapter) or not self.block_size:
             return self
-        return replace(self, salted=chain_hashes(self.tokens, self.block_size, salt=salt, adapter=adapter))
+        return replace(self, salted=_chain(self.tokens, self.block_size, start, salt, adapter))
 
     def paged(self, rule: PageRule | None, salt: str | None, adapter: str | None = None) -> PromptTokens:
         """The same prompt with its pages by ``rule``, in the namespace of ``salt`` and ``adapter``."""
@@ -99,13 +100,15 @@ def trace_hashes(tokens: bytes, chain: bytes, block_size: int, trace_block: int)
 
 def chained(tokens: bytes, block_size: int | None, start: bytes = b"") -> PromptTokens:
     """``tokens`` with their chain, whose beginning ``start`` is known."""
-    if not block_size:
-        return PromptTokens(tokens)
+    return PromptTokens(tokens, block_size, _chain(tokens, block_size, start)) if block_size else PromptTokens(tokens)
+
+
+def _chain(tokens: bytes, block_size: int, start: bytes, salt: str | None = None, adapter: str | None = None) -> bytes:
     if not start:
-        return PromptTokens(tokens, block_size, chain_hashes(tokens, block_size))
+        return chain_hashes(tokens, block_size, salt=salt, adapter=adapter)
     done = len(start) // HASH_BYTES * block_size * TOKEN_BYTES
     parent = int.from_bytes(start[-HASH_BYTES:], "little")
-    return PromptTokens(tokens, block_size, start + chain_hashes(tokens[done:], block_size, parent=parent))
+    return start + chain_hashes(tokens[done:], block_size, salt=salt, adapter=adapter, parent=parent)
 
 
 def from_ids(ids: Iterable[int], block_size: int | None) -> PromptTokens:

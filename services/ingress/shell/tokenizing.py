@@ -41,12 +41,10 @@ class TokenizingPool:
         self.depth += 1
         running = asyncio.get_running_loop().run_in_executor(self._executor, work)
         running.add_done_callback(self._done)
-        try:
-            return await asyncio.wait_for(asyncio.shield(running), self._timeout_s)
-        except TimeoutError as error:
-            if running.done():
-                raise
-            raise SkippedError("timeout") from error
+        done, _ = await asyncio.wait((running,), timeout=self._timeout_s)
+        if not done:
+            raise SkippedError("timeout")
+        return running.result()
 
     def _done(self, future: asyncio.Future[T]) -> None:
         self.depth -= 1

@@ -310,6 +310,20 @@ def test_where_two_prompts_part(one: list[int], other: list[int], common: int) -
     assert shared_blocks(*chains) == expected
 
 
+def test_a_tenant_s_chain_goes_on_too() -> None:
+    """A conversation that grows under a salt, then is sent under another: each has the chain of its own namespace."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    encoder = Encoder()
+    said = [("system", "be brief " * 40)]
+    for turn, salt in enumerate(("a", "a", "b", None, "b", "a")):
+        said.append(("user", f"question {turn}"))
+        plan = cache.find(rendered(said))
+        filled = plan.fill(encoder(plan.missing), BLOCK, salt, "lora" if salt else None)
+        cache.keep(filled)
+        assert filled.prompt == from_scratch(rendered(said)).under(salt, "lora" if salt else None)
+    assert plan.known_tokens > 40
+
+
 @given(st.integers(0, 90), st.integers(1, 5), st.integers(1, 4), st.integers(0, 30))
 def test_hashes_of_larger_blocks(count: int, block_size: int, times: int, generated: int) -> None:
     """Every so many-th hash of the fine chain, and the tail since then; of prompt and answer the same, begun by the

@@ -11,6 +11,7 @@ WebError
 ├── ConnectionLostError    the peer went away; ``bytes_received`` of the answer had come
 ├── BadAnswerError         the peer's bytes are not HTTP
 ├── AnswerTooLargeError    the answer is larger than the caller takes
+├── BadTlsFileError        a certificate or key cannot be used (whoever wrote the file)
 └── ClientClosedError      used after close (a bug)
 """
 
@@ -85,6 +86,16 @@ class AnswerTooLargeError(WebError):
     """`HttpClient.fetch` takes no more than its limit."""
 
     reason = "answer_too_large"
+
+
+class BadTlsFileError(WebError):
+    """A file of `web.tls.TlsFiles` cannot be used. ``what``: the name of the field."""
+
+    reason = "bad_tls_file"
+
+    def __init__(self, what: str, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.what = what
 
 
 class ClientClosedError(WebError):

@@ -11,7 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from web.headers import Headers
 from web.limits import HeldBytes, ServerLimits
@@ -25,6 +29,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 2048
 RETRY_AFTER_S = 1
 """When a client that was refused for want of room may ask again."""
 
@@ -60,23 +65,61 @@ class HttpServer:
         self._screen = screen
         self._connections: set[ServerConnection] = set()
         self._tasks: dict[asyncio.Task[None], ServerConnection] = {}
-        self._server: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._tls = False
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
 
-    async def start(self, host: str, port: int, reuse_port: bool = False) -> None:
-        """Listen. ``port`` 0 picks one (see `port`). Raises `OSError` when the address is taken."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: ServerConnection(self), host, port, backlog=2048, reuse_port=reuse_port or None
+    async def start(self, host: str, port: int, reuse_port: bool = False, tls: ssl.SSLContext | None = None) -> None:
+        """Listen; with ``tls`` for nothing else. ``port`` 0 picks one (see `port`). Raises `OSError` when the address
+        is taken."""
+        self._tls = tls is not None
+        self._listeners.append(
+            await asyncio.get_running_loop().create_server(
+                lambda: ServerConnection(self),
+                host,
+                port,
+                backlog=BACKLOG,
+                reuse_port=reuse_port or None,
+                **self._tls_options(tls),
+            )
         )
         self._sweep_later()
+
+    async def use_tls(self, tls: ssl.SSLContext) -> None:
+        """From now on new connections begin with ``tls``; those that are open stay. Only where `start` had one."""
+        if self.draining:
+            return
+        assert self._tls, "started without TLS"
+        loop = asyncio.get_running_loop()
+        before, listening = self._listeners, []
+        for listener in before:
+            for sock in listener.sockets:
+                # The same socket under another number: who is in its queue stays there.
+                ours = socket.socket(fileno=os.dup(sock.fileno()))
+                listening.append(
+                    await loop.create_server(
+                        lambda: ServerConnection(self), sock=ours, backlog=BACKLOG, **self._tls_options(tls)
+                    )
+                )
+        self._listeners = [*listening, *before]
+        for listener in before:
+            listener.close()
+
+    def _tls_options(self, tls: ssl.SSLContext | None) -> dict[str, Any]:
+        if tls is None:
+            return {}
+        return {
+            "ssl": tls,
+            "ssl_handshake_timeout": self.limits.header_timeout_s,
+            "ssl_shutdown_timeout": self.limits.linger_s,
+        }
 
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        assert self._server is not None, "not started"
-        return int(self._server.sockets[0].getsockname()[1])
+        assert self._listeners, "not started"
+        return int(self._listeners[0].sockets[0].getsockname()[1])
 
     @property
     def open_connections(self) -> int:
@@ -95,8 +138,8 @@ class HttpServer:
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in list(self._connections):
             if connection.idle:
                 connection.close()
@@ -118,8 +161,8 @@ class HttpServer:
         await self._let_go(1.0)
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._server is not None:
-            await self._server.wait_closed()
+        for listener in self._listeners:
+            await listener.wait_closed()
 
     async def _let_go(self, timeout_s: float) -> None:
         """Wait until every connection is closed, at most ``timeout_s``; finished answers are still being sent."""

@@ -25,6 +25,9 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     each, keys' limits of all together (docs/operations.md). ``keys_file``: who may ask (docs/security.md); read again
     when it changes.
 
+    ``tls_cert``, ``tls_key``: PEM files (the key may be in the certificate's); clients then must speak TLS. Read again
+    when they change. ``tls_client_ca``: clients must bring a certificate of this authority (docs/security.md).
+
     ``splice_cache_salt``: with keys, each tenant's prompts are cached apart: its ``cache_salt``, which is derived with
     ``cache_salt_secret`` (or the one in ``cache_salt_secret_file``; the same at every front door, 16 bytes or more),
     stands in for the client's. ``require_cache_salt``: APIs in which engines read none (Messages) get 501.
@@ -75,7 +78,8 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
 
     ``retry``: once, on another worker, when the first failed before its first byte. ``splice_usage``: ask the engine
     for usage (and keep the extra chunk from clients that did not ask). ``splice_priority``: send the priority that
-    admission decided. ``splice_session_id``: send the session's id in the body; unset: for turns, to
+    admission decided. ``strip_hints``: members of clients' bodies that are for schedulers, and that these engines
+    refuse: read here and not sent on. ``splice_session_id``: send the session's id in the body; unset: for turns, to
     engines that take hints, which name sessions by it.
     ``splice_continuum``: tell vLLM's Continuum plug-in in ``vllm_xargs`` whose step a turn is. ``splice_kv_hints``: put
     the hints for a session into its next turn, for workers whose bridge says that this is how they take them.
@@ -94,6 +98,9 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     tenant: str = "default"
     keys_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
     splice_cache_salt: bool = True
     cache_salt_secret: str = ""
     cache_salt_secret_file: str = ""
@@ -149,6 +156,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     retry: bool = True
     splice_usage: bool = True
     splice_priority: bool = True
+    strip_hints: tuple[Literal["nvext", "priority"], ...] = ()
     splice_session_id: bool | None = None
     splice_continuum: bool = False
     splice_kv_hints: bool = False
@@ -220,6 +228,8 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("recognise_confidence must be between 0 and 1")
         if not 0 <= self.port <= 65_535:
             raise ValueError("port must be between 0 and 65535")
+        if not self.tls_cert and (self.tls_key or self.tls_client_ca):
+            raise ValueError("tls_key and tls_client_ca need tls_cert")
         if not self.tenant:
             raise ValueError("tenant must not be empty")
         if self.tokenize == "local" and not self.tokenizers:
@@ -272,8 +282,19 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def exposed(self) -> bool:
-        """Whether other machines can reach ``host`` and everybody may ask, for want of keys."""
-        if self.keys_file or self.host == "localhost":
+        """Whether other machines can reach ``host`` and everybody may ask, for want of keys and of an authority that
+        clients must be known to."""
+        return not self.keys_file and not self.tls_client_ca and self.reachable
+
+    @property
+    def keys_in_clear(self) -> bool:
+        """Whether keys come from other machines without TLS, as far as we know."""
+        return bool(self.keys_file) and not self.tls_cert and self.reachable
+
+    @property
+    def reachable(self) -> bool:
+        """Whether ``host`` is an address that other machines can reach."""
+        if self.host == "localhost":
             return False
         try:
             return not ipaddress.ip_address(self.host).is_loopback

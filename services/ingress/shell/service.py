@@ -32,6 +32,7 @@ from services.ingress.shell.keys import Access, salt_secret
 from services.ingress.shell.metrics import IngressMetrics, Levels, LevelsCollector
 from services.ingress.shell.serving import Tools
 from services.ingress.shell.shared_limits import common_secret, shared_buckets
+from services.ingress.shell.tls import DoorTls
 from services.ingress.turn_state import TurnStates
 from web.client import HttpClient, Timeouts
 from web.server import HttpServer, ServerLimits
@@ -92,6 +93,7 @@ class IngressService:
         shared = shared_buckets(membership) if membership is not None and settings.keys_file else None
         self._access = Access(settings, self._metrics, shared)
         self._capture = Capture(settings, registry) if settings.capture != "off" else None
+        self._tls = DoorTls(settings) if settings.tls_cert else None
         self._levels: LevelsCollector | None = None
         self._server: HttpServer
         self._dispatcher: Dispatcher
@@ -103,7 +105,8 @@ class IngressService:
     def url(self) -> str:
         """Where clients connect."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        return f"http://{host}:{self._server.port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{host}:{self._server.port}"
 
     @property
     def in_flight(self) -> int:
@@ -130,9 +133,10 @@ class IngressService:
         return self._counter.cache_tokens()
 
     async def start(self, bus: Bus, tasks: Tasks) -> None:
-        """Raises `SettingsError` for a tokenizer or a secret that cannot be read, a directory that cannot be written
-        and an address that is taken."""
+        """Raises `SettingsError` for a tokenizer, a secret or a certificate that cannot be read, a directory that
+        cannot be written and an address that is taken."""
         settings = self._settings
+        tls = None if self._tls is None else await self._tls.load()
         await self._access.start(tasks)
         await self._counter.load(self._access.engine_api_key)
         if self._capture is not None:
@@ -148,9 +152,11 @@ class IngressService:
         if settings.splice_kv_hints:
             await bus.subscribe(f"{subjects.ROOT}.hint.*", self._on_hint)
         try:
-            await self._server.start(settings.host, settings.port, reuse_port=self._membership is not None)
+            await self._server.start(settings.host, settings.port, reuse_port=self._membership is not None, tls=tls)
         except OSError as error:
             raise cannot_listen("port", settings.host, settings.port, error) from error
+        if self._tls is not None:
+            tasks.start("tls", self._tls.watch(self._server.use_tls))
         tasks.start("tick", self._tick())
         log.info("front_door_open", url=self.url, models="/v1/models")
         if settings.exposed:
@@ -160,6 +166,8 @@ class IngressService:
                 advice="whoever reaches this address can use the engines; set keys_file (`tidegate keys add`), bind to "
                 "127.0.0.1 or put a proxy before it",
             )
+        if settings.keys_in_clear:
+            log.warning("keys_in_clear", host=settings.host, advice="set tls_cert, or put a proxy with TLS before it")
 
     def _make_server(self, bus: Bus, turn_states: TurnStates) -> HttpServer:
         settings = self._settings
@@ -181,6 +189,7 @@ class IngressService:
                 usage=settings.splice_usage,
                 priority=settings.splice_priority,
                 session_id=bool(settings.splice_session_id),
+                stripped=settings.strip_hints,
             ),
             timeouts=Timeouts(
                 connect_s=settings.connect_timeout_s,
@@ -220,6 +229,8 @@ class IngressService:
         self._row_levels = RowCollector(self._rows)
         self._registry.register(self._levels)
         self._registry.register(self._row_levels)
+        if self._tls is not None:
+            self._registry.register(self._tls)
 
     def not_ready(self) -> str | None:
         """Ready once some worker can take requests (spec: user-cases B7), and somebody can be let in."""
@@ -251,6 +262,8 @@ class IngressService:
             log.warning("last_facts_not_flushed", reason=error.reason)
         self._registry.unregister(self._levels)
         self._registry.unregister(self._row_levels)
+        if self._tls is not None:
+            self._registry.unregister(self._tls)
         self._metrics.unregister()
 
     async def _abandon(self) -> None:

@@ -1,0 +1,155 @@
+"""TLS of a server: its files read and proven before they are used, and what becomes of handshakes."""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from web.errors import BadTlsFileError
+
+MOST_RESULTS = 32
+"""Different results of handshakes that are counted by name; OpenSSL has more, and clients choose them."""
+
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_EXPIRED, _NOT_YET = 10, 9
+"""OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. ``certificate``: ours, and those between it and its authority. ``key``: its private key; empty: in the
+    same file. ``client_ca``: who vouches for clients, which then must bring a certificate; empty: they need none."""
+
+    certificate: str
+    key: str = ""
+    client_ca: str = ""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(Path(path) for path in (self.certificate, self.key, self.client_ca) if path)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """``context``: for `web.server.HttpServer`. ``expires_at``: Unix seconds."""
+
+    context: ssl.SSLContext
+    expires_at: float
+
+
+class Handshakes:
+    """``results``: ``completed``, or OpenSSL's reason in lower case. A client that goes away, or is cut at the
+    deadline, is in ``started`` and in no result."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.results: Counter[str] = Counter()
+
+    def ended(self, result: str) -> None:
+        known = result in self.results or len(self.results) < MOST_RESULTS
+        self.results[result if known else "other"] += 1
+
+    def count(self, context: ssl.SSLContext) -> None:
+        """Count those of ``context`` here. Event loops tell nobody of a handshake that fails."""
+        handshakes = self
+
+        class Counted(ssl.SSLObject):
+            _begun = False
+
+            def do_handshake(self) -> None:
+                if not self._begun:
+                    self._begun = True
+                    handshakes.started += 1
+                try:
+                    super().do_handshake()
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    raise
+                except ssl.SSLError as error:
+                    handshakes.ended((error.reason or "unknown").lower())
+                    raise
+                handshakes.ended("completed")
+
+        context.sslobject_class = Counted
+
+
+def load_tls(files: TlsFiles, handshakes: Handshakes) -> ServerTls:
+    """What the files say, proven by a handshake in memory. Blocks. Raises `BadTlsFileError`."""
+    certificate = _read("certificate", files.certificate)
+    if _CERTIFICATE not in certificate:
+        raise BadTlsFileError("certificate", files.certificate, "holds no certificate in PEM form")
+    if b"PRIVATE KEY-----" not in _read("key", files.key or files.certificate):
+        raise BadTlsFileError("key", files.key or files.certificate, "holds no private key in PEM form")
+    expires_at = _prove(files, _context(files))
+    context = _context(files)
+    if files.client_ca:
+        if _CERTIFICATE not in _read("client_ca", files.client_ca):
+            raise BadTlsFileError("client_ca", files.client_ca, "holds no certificate in PEM form")
+        try:
+            context.load_verify_locations(cafile=files.client_ca)
+        except ssl.SSLError as error:
+            raise BadTlsFileError("client_ca", files.client_ca, f"cannot be used: {error.reason}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    handshakes.count(context)
+    return ServerTls(context, expires_at)
+
+
+def _read(what: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadTlsFileError(what, path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 or newer, HTTP/1.1. Raises `BadTlsFileError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    key = files.key or files.certificate
+
+    def no_passphrase() -> bytes:
+        # Without this OpenSSL asks whoever sits at the terminal.
+        raise BadTlsFileError("key", key, "is encrypted; give one without a passphrase, readable by this user only")
+
+    try:
+        context.load_cert_chain(files.certificate, key, no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise BadTlsFileError(
+                "key", key, f"is not the key of the first certificate in {files.certificate}"
+            ) from error
+        raise BadTlsFileError("certificate", files.certificate, f"cannot be used: {error.reason or error}") from error
+    return context
+
+
+def _prove(files: TlsFiles, ours: ssl.SSLContext) -> float:
+    """A client that trusts just this certificate must accept it now; when it will have expired. Raises
+    `BadTlsFileError`."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(cafile=files.certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = ours.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for _ in range(4):
+            for side in (client, server):
+                _step(side)
+    except ssl.SSLCertVerificationError as error:
+        why = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet"}.get(error.verify_code, error.verify_message)
+        raise BadTlsFileError("certificate", files.certificate, why) from error
+    except ssl.SSLError as error:
+        raise BadTlsFileError("certificate", files.certificate, f"cannot be used: {error.reason or error}") from error
+    said = client.getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(said["notAfter"])))
+
+
+def _step(side: ssl.SSLObject) -> None:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return

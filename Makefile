@@ -82,11 +82,13 @@ up: setup ## run the whole system with simulated engines; stays up until Ctrl-C 
 demo: setup ## one minute: agent sessions through real processes, and the figures
 	$(BIN)/tidegate demo $(ARGS)
 
-check: setup ## format, lint, types, generated files, unit tests (< 15 s of tests)
+check: setup ## format, lint, types, generated files, licences, known weaknesses, unit tests (< 15 s of tests)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m schemas.asyncapi --check
+	$(BIN)/python -m deploy.licences
+	$(BIN)/python -m deploy.audit
 ifneq ($(CARGO),)
 	cd native && cargo fmt --check
 	cd native && cargo clippy --quiet --locked --all-targets -- --deny warnings

@@ -37,7 +37,7 @@ class StandinError(Exception):
 def run(*command: str, stdin: bytes | None = None, timeout_s: float = 600.0) -> str:
     """Run a command, return its output. Raises `StandinError` with the tail of what it said."""
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StandinError(f"{command[0]}: {error}") from error
     if done.returncode:

@@ -63,15 +63,16 @@ def _say(found: Report) -> None:
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the faults and of what agents ask.")
 @click.option("--nats", type=click.Choice(["1", "3"]), default="1", show_default=True, help="Servers of the bus.")
+@click.option("--faults", type=click.IntRange(1), help="So many at most.")
 @click.option("--workdir", type=click.Path(path_type=Path), help="Kept; without it, only what failed is kept.")
-def main(as_json: bool, minutes: float, seed: int, nats: str, workdir: Path | None) -> None:
+def main(as_json: bool, minutes: float, seed: int, nats: str, faults: int | None, workdir: Path | None) -> None:
     """Kill, stop, cut off and hang every part of a system in turn while agents ask, then read the books."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-soak-")) if workdir is None else workdir
     if workdir is not None and workdir.exists() and any(workdir.iterdir()):
         raise click.UsageError(f"--workdir {workdir} is not empty: name another")
     with _progress(as_json) as progress:
         try:
-            options = Options(folder.resolve(), minutes * 60, seed, int(nats))
+            options = Options(folder.resolve(), minutes * 60, seed, int(nats), faults)
             found = uvloop.run(until_interrupted(soak(options, progress)))
         except SoakError as error:
             raise click.ClickException(str(error)) from error

@@ -26,13 +26,15 @@ EDGE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A step that was done: ``name`` of the part, Unix seconds. ``whole_at``: all was well again (infinity: never)."""
+    """A step that was done: ``name`` of the part, Unix seconds. ``whole_at``: all was well again (infinity: never).
+    ``led_at``: another admission led (of a leader's fault; infinity: never)."""
 
     step: Step
     name: str
     began_at: float
     mended_at: float
     whole_at: float
+    led_at: float | None = None
 
     @property
     def promise(self) -> Promise:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from load.soak.attribution import Failure, Fault, Mark, Symptom, explain, explained_mark
-from load.soak.plan import WHOLE_MS
+from load.soak.plan import TAKEOVER_MS, WHOLE_MS
 from schemas.trace import RequestMetrics
 
 UNSCORED = "no_chain"
@@ -77,6 +77,14 @@ class Recovery:
     failures: int
     marks: int
 
+    @property
+    def takeover_ms(self) -> float | None:
+        """From a leader's fault until another admission led; ``None``: nobody had to."""
+        led_at = self.fault.led_at
+        if led_at is None or led_at == float("inf"):
+            return led_at
+        return round((led_at - self.fault.began_at) * 1000)
+
     def late(self, short_s: float) -> list[str]:
         """What took longer than promised, the seconds in which the machine was short of processors not counted."""
         step, words = self.fault.step, []
@@ -87,6 +95,8 @@ class Recovery:
             words.append(f"{step.what} {self.fault.name}: the system was never whole again")
         elif self.whole_ms - short_s * 1000 > WHOLE_MS:
             words.append(f"{step.what} {self.fault.name}: whole again after {self.whole_ms} ms, not {WHOLE_MS}")
+        if self.takeover_ms is not None and self.takeover_ms - short_s * 1000 > TAKEOVER_MS:
+            words.append(f"{step.what} {self.fault.name}: nobody led for {self.takeover_ms} ms, not {TAKEOVER_MS}")
         return words
 
 
@@ -202,6 +212,18 @@ def recoveries(
         )
         for at, fault in enumerate(faults)
     ]
+
+
+REFRESH_S = 2.2
+"""The kernel adds its totals of shortage up every two seconds."""
+
+
+def short_between(shortage: Sequence[tuple[float, float]], began_at: float, ended_at: float) -> float:
+    """Seconds in which the machine was short of something in that time and until the kernel has added it up.
+    ``shortage``: Unix seconds and the total until then, not empty."""
+    before = [total for at, total in shortage if at <= began_at] or [shortage[0][1]]
+    after = [total for at, total in shortage if at >= ended_at + REFRESH_S] or [shortage[-1][1]]
+    return max(0.0, after[0] - before[-1])
 
 
 def longest_excess_s(levels: Sequence[Level]) -> float:

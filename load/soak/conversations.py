@@ -29,7 +29,7 @@ _ENDS: dict[Api, bytes] = {
     "responses": b"event: response.completed",
     "messages": b"event: message_stop",
 }
-_LONG_EVERY, _LONG_TOKENS, _SHORT_TOKENS = 4, 160, 24
+_LONG_EVERY, _LONG_TOKENS, _SHORT_TOKENS = 3, 250, 24
 _SYSTEM_WORDS, _TURN_WORDS = 160, 30
 _SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 

@@ -22,6 +22,8 @@ ADMISSIONS = ("admission-1", "admission-2")
 
 DOWN_S = (0.3, 3.0)
 """How long a part that was ended stays away."""
+LEADER_DOWN_S = (2.5, 4.0)
+"""Of a leader: longer than its lease, so that it is the standby that takes over."""
 CUT_S = (4.0, 13.0)
 """How long a partition lasts: the longer ones are noticed by pings (two of 5 s), the shorter ones only by silence."""
 HANG_S = 12.0
@@ -57,6 +59,9 @@ class Promise:
     marks: frozenset[str] = frozenset()
 
 
+TAKEOVER_MS = 2_000
+"""Until another admission leads, from the fault that took the leader."""
+
 WHOLE_MS = 20_000
 """Until every part is ready again, one admission leads and every source of each indexer is ``synced``, from the
 mending: most of it is the start of a Python process."""
@@ -65,26 +70,26 @@ _FALLBACK = frozenset({"fallback"})
 _SOURCE = frozenset({"catching_up", "approximate", "blind"})
 
 PROMISES: dict[tuple[What, str], Promise] = {
-    ("kill", "engine"): Promise(15_000, failures=frozenset({"engine_killed"}), marks=_SOURCE),
-    ("hang", "engine"): Promise(10_000, failures=frozenset({"engine_hung"}), marks=_SOURCE),
-    ("kill", "ingress"): Promise(20_000, failures=frozenset({"ingress_killed"})),
-    ("stop", "ingress"): Promise(20_000, failures=frozenset({"ingress_stopped"})),
-    ("partition", "ingress"): Promise(6_000, marks=_FALLBACK),
-    ("kill", "bridge"): Promise(15_000, marks=_SOURCE),
-    ("partition", "bridge"): Promise(10_000, marks=_SOURCE),
+    ("kill", "engine"): Promise(10_000, failures=frozenset({"engine_killed"}), marks=_SOURCE),
+    ("hang", "engine"): Promise(5_000, failures=frozenset({"engine_hung"}), marks=_SOURCE),
+    ("kill", "ingress"): Promise(10_000, failures=frozenset({"ingress_killed"})),
+    ("stop", "ingress"): Promise(10_000, failures=frozenset({"ingress_stopped"})),
+    ("partition", "ingress"): Promise(3_000, marks=_FALLBACK),
+    ("kill", "bridge"): Promise(10_000, marks=_SOURCE),
+    ("partition", "bridge"): Promise(5_000, marks=_SOURCE),
     ("kill", "indexer"): Promise(0, stands_in=True),
     ("stop", "indexer"): Promise(0, stands_in=True),
     ("partition", "indexer"): Promise(0, stands_in=True),
-    ("kill", LEADER): Promise(2_000, stands_in=True, marks=_FALLBACK | _SOURCE),
-    ("stop", LEADER): Promise(2_000, stands_in=True, marks=_FALLBACK | _SOURCE),
-    ("partition", LEADER): Promise(2_000, stands_in=True, marks=_FALLBACK | _SOURCE),
+    ("kill", LEADER): Promise(TAKEOVER_MS, stands_in=True, marks=_FALLBACK | _SOURCE),
+    ("stop", LEADER): Promise(TAKEOVER_MS, stands_in=True, marks=_FALLBACK | _SOURCE),
+    ("partition", LEADER): Promise(TAKEOVER_MS, stands_in=True, marks=_FALLBACK | _SOURCE),
     ("kill", STANDBY): Promise(0, stands_in=True),
     ("kill", "hints"): Promise(0, stands_in=True),
     ("partition", "hints"): Promise(0, stands_in=True),
     ("kill", "recorder"): Promise(0, stands_in=True),
     ("partition", "recorder"): Promise(0, stands_in=True),
-    ("kill", "nats"): Promise(8_000, marks=_FALLBACK | _SOURCE),
-    ("stop", "nats"): Promise(8_000, marks=_FALLBACK | _SOURCE),
+    ("kill", "nats"): Promise(5_000, marks=_FALLBACK | _SOURCE),
+    ("stop", "nats"): Promise(5_000, marks=_FALLBACK | _SOURCE),
 }
 
 
@@ -106,12 +111,16 @@ def one_round(randomness: random.Random, nats: int = 1) -> list[Step]:
     killed = (*ENGINES, *BRIDGES, *INDEXERS, LEADER, STANDBY, *INGRESSES, "hints", "recorder", *servers)
     stopped = (randomness.choice(INGRESSES), LEADER, randomness.choice(INDEXERS), randomness.choice(servers))
     cut = (randomness.choice(INGRESSES), LEADER, randomness.choice(BRIDGES), randomness.choice(INDEXERS))
-    steps = [Step("kill", target, randomness.uniform(*DOWN_S)) for target in killed]
-    steps += [Step("stop", target, randomness.uniform(*DOWN_S)) for target in stopped]
+    steps = [Step("kill", target, randomness.uniform(*_down_s(target))) for target in killed]
+    steps += [Step("stop", target, randomness.uniform(*_down_s(target))) for target in stopped]
     steps += [Step("partition", target, randomness.uniform(*CUT_S)) for target in (*cut, "hints", "recorder")]
     steps.append(Step("hang", randomness.choice(ENGINES), HANG_S))
     randomness.shuffle(steps)
     return steps
+
+
+def _down_s(target: str) -> tuple[float, float]:
+    return LEADER_DOWN_S if target == LEADER else DOWN_S
 
 
 def steps(seed: int, nats: int = 1) -> Iterator[Step]:

@@ -136,6 +136,7 @@ def _event(each: Recovery, start: float) -> dict[str, Any]:
         "counted_from": "fault" if fault.promise.stands_in else "mending",
         "whole_ms": each.whole_ms,
         "whole_bound_ms": WHOLE_MS,
+        "takeover_ms": each.takeover_ms if each.takeover_ms != float("inf") else None,
         "failures": each.failures,
         "marks": each.marks,
     }

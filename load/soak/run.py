@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Protocol
 
 from bus.nats import connect
-from bus.tasks import Tasks
+from bus.tasks import Tasks, end
 from load.soak.agents import Agents
 from load.soak.attribution import Fault
-from load.soak.books import row_book
+from load.soak.books import row_book, short_between
 from load.soak.house import House
-from load.soak.plan import ADMISSIONS, INGRESSES, LEADER, STANDBY, Step, steps
+from load.soak.plan import ADMISSIONS, INGRESSES, LEADER, STANDBY, TAKEOVER_MS, Step, steps
 from load.soak.report import Observed, Report, as_counts, report
-from load.soak.watch import Watch, recorded, short_s
+from load.soak.watch import Watch, recorded
 
 _FIRST_REQUESTS, _CALM_REQUESTS = 20, 8
 _WHOLE_S = 60.0
 _SERVED_S = 60.0
 _SETTLE_S = 60.0
-_LOOK_S = 0.1
+_LOOK_S, _LEADER_LOOK_S = 0.1, 0.05
 _WITHOUT_PRESSURE = 9
 """Times its bound that something may take longer where the machine does not say what it was short of."""
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
@@ -37,12 +37,14 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: how long faults are begun. ``nats``: servers of the bus. ``directory``: where everything lies."""
+    """``seconds``: how long faults are begun, ``faults``: how many at most. ``nats``: servers of the bus.
+    ``directory``: where everything lies."""
 
     directory: Path
     seconds: float
     seed: int = 1
     nats: int = 1
+    faults: int | None = None
 
 
 async def soak(options: Options, progress: Progress) -> Report:
@@ -66,7 +68,7 @@ async def soak(options: Options, progress: Progress) -> Report:
             exchanges=run.agents.exchanges,
             rows=rows,
             faults=run.faults,
-            short_s=run.short_s,
+            short_s=run.short_s(),
             levels=run.watch.levels,
             two_leaders=run.watch.two_leaders,
             still=run.still,
@@ -82,7 +84,7 @@ class _Run:
 
     def __init__(self, options: Options, house: House, progress: Progress) -> None:
         self.faults: list[Fault] = []
-        self.short_s: list[float] = []
+        self._calm_at: list[float] = []
         self.problems: list[str] = []
         self.still: dict[str, int] = {}
         self._options = options
@@ -113,10 +115,21 @@ class _Run:
             if broken is not None:
                 self.problems.append(f"the soak itself failed: {broken!r}")
 
+    def short_s(self) -> list[float]:
+        """For each fault, until all was calm again, the seconds that do not count."""
+        return [
+            short_between(self.watch.shortage, fault.began_at, calm_at)
+            if self.watch.shortage
+            else _WITHOUT_PRESSURE * max(fault.promise.bound_ms, TAKEOVER_MS) / 1000
+            for fault, calm_at in zip(self.faults, self._calm_at, strict=True)
+        ]
+
     async def _chaos(self) -> None:
         start = time.monotonic()
         for step in steps(self._options.seed, self._options.nats):
             share = (time.monotonic() - start) / self._options.seconds
+            if self._options.faults is not None:
+                share = max(share, len(self.faults) / self._options.faults)
             if share >= 1.0 or self.agents.broken is not None:
                 return
             self._progress(f"{step.what} {step.target}, {self.agents.failed} failed", share)
@@ -124,7 +137,21 @@ class _Run:
 
     async def _fault(self, step: Step) -> None:
         name = await self._named(step.target)
-        short, began = short_s(), time.time()
+        began = time.time()
+        led = asyncio.ensure_future(self._led_by_another(name)) if step.target == LEADER else None
+        try:
+            await self._done(step, name)
+            mended = time.time()
+            whole = await self._until_whole()
+            await self._served(_CALM_REQUESTS)
+            self.faults.append(Fault(step, name, began, mended, whole, await led if led is not None else None))
+            self._calm_at.append(time.time())
+        finally:
+            if led is not None:
+                await end(led)
+
+    async def _done(self, step: Step, name: str) -> None:
+        """The fault, from its beginning to its mending."""
         match step.what:
             case "kill" | "stop":
                 if not await self._house.end_part(name, _SIGNALS[step.what]):
@@ -139,15 +166,15 @@ class _Run:
                 self._house.signal_part(name, signal.SIGSTOP)
                 await asyncio.sleep(step.lasts_s)
                 self._house.signal_part(name, signal.SIGCONT)
-        mended = time.time()
-        whole = await self._until_whole()
-        await self._served(_CALM_REQUESTS)
-        fault = Fault(step, name, began, mended, whole)
-        self.faults.append(fault)
-        now = short_s()
-        unknown = short is None or now is None
-        lenience = _WITHOUT_PRESSURE * fault.promise.bound_ms / 1000
-        self.short_s.append(lenience if unknown else (now or 0.0) - (short or 0.0))
+
+    async def _led_by_another(self, name: str) -> float:
+        """When (Unix) another admission leads; infinity when none does."""
+        deadline = time.monotonic() + _WHOLE_S
+        while time.monotonic() < deadline:
+            if any(leader != name for leader in await self.watch.leaders()):
+                return time.time()
+            await asyncio.sleep(_LEADER_LOOK_S)
+        return float("inf")
 
     async def _named(self, target: str) -> str:
         """The part; roles are looked up."""

@@ -46,11 +46,13 @@ class Still:
 
 
 class Watch:
-    """``bus``: a connection of its own, past every relay. ``levels`` grows while `sample` runs; ``two_leaders``: how
-    often two admissions were seen to lead at the same time."""
+    """``bus``: a connection of its own, past every relay. ``levels`` grows while `sample` runs, and so does
+    ``shortage``: Unix seconds and `short_s` (nothing where the machine does not say). ``two_leaders``: how often two
+    admissions were seen to lead at the same time."""
 
     def __init__(self, house: House, bus: Bus) -> None:
         self.levels: list[Level] = []
+        self.shortage: list[tuple[float, float]] = []
         self.two_leaders = 0
         self._house = house
         self._bus = bus
@@ -58,6 +60,9 @@ class Watch:
     async def sample(self) -> None:
         """For ever, twice a second."""
         while True:
+            short = short_s()
+            if short is not None:
+                self.shortage.append((time.time(), short))
             leaders = await self.leaders()
             # Two pages are read one after the other: the leadership may have gone over between them. It has not where
             # the first still leads after the second did.

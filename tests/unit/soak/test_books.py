@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.soak.attribution import Failure, Fault, Mark, Symptom, explain, explained_mark
-from load.soak.books import Exchange, Level, failures_of, longest_excess_s, marks_of, recoveries, row_book
+from load.soak.books import (
+    Exchange,
+    Level,
+    failures_of,
+    longest_excess_s,
+    marks_of,
+    recoveries,
+    row_book,
+    short_between,
+)
 from load.soak.plan import LEADER, Step, What
 from load.soak.report import Observed, report
 from schemas.trace import RequestMetrics, TracedWorker
@@ -142,6 +151,13 @@ def test_a_leak_is_an_excess_that_never_goes(levels: list[tuple[int, int]]) -> N
     assert 0.0 <= longest_excess_s(watched) <= max(0, len(levels) - 1)
     leaking = [replace(level, leader=level.ingresses + 1) for level in watched]
     assert longest_excess_s(leaking) == max(0, len(levels) - 1)
+
+
+def test_a_shortage_is_read_when_the_kernel_has_added_it_up() -> None:
+    """Totals grow every two seconds: what was short at the end of a fault shows a little later."""
+    shortage = [(0.0, 10.0), (1.0, 10.5), (5.0, 12.0), (7.5, 13.0), (9.0, 20.0)]
+    assert short_between(shortage, 1.5, 5.0) == 2.5
+    assert short_between(shortage, -5.0, 100.0) == 10.0
 
 
 def observed(**changes: object) -> Observed:

@@ -3,7 +3,8 @@
 Only CR, LF and CRLF end a line (never U+2028 inside JSON), an empty line ends an event (spec: WHATWG HTML §9.2,
 user-cases C1). The client gets whole events: when the engine dies inside one, its half is dropped and a clean error
 event can follow. Comments and empty lines, the keep-alives of engines, pass at once. A piece that ends with an event
-is passed on without a copy and without being cut up, unless its bytes say that accounting wants to read it.
+is passed on without a copy and without being cut up, unless its bytes say that accounting wants to read it. Most
+pieces are the one before with other words in one text: those are known by their ends and their quotes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,45 @@ from services.ingress.errors import EventTooLargeError
 _EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?!\Z))")
 _BETWEEN = re.compile(rb"(?:\xef\xbb\xbf|[\r\n]|:[^\r\n]*(?:\r\n|\n|\r(?!\Z)))+")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_TEXT = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|thinking|delta|partial_json|arguments)"\s*:\s*"(?=[^"\\]*")'
+)
+"""The beginning of a value that is text of the model, and has no escapes."""
+
+_WORDS = re.compile(rb'[^"\[\r\n]*')
+"""Of one text, without a quote, an end of a line, or what could be `DONE`."""
+
+_MOST_LESSONS = 16
+"""Events that are not like the ones before them, until no more are learned."""
+
 _LONGEST_END = 4
 """Bytes of the longest empty line, CRLF CRLF: what is searched again when more comes."""
+
+
+class _Alike:
+    """Events that are one known event but for a text. What is between ``head`` and ``tail`` there is a text as long as
+    no quote is in it; so an event like it says nothing that the known one does not say."""
+
+    __slots__ = ("_ends", "_head", "_joint", "_quotes", "_tail")
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self._head = head
+        self._tail = tail
+        self._joint = tail + head
+        self._quotes = self._joint.count(b'"')
+        self._ends = self._joint.count(b"\n")
+
+    def events(self, data: bytes) -> int:
+        """How many such events ``data`` is; 0 if it is something else."""
+        if not (data.startswith(self._head) and data.endswith(self._tail)):
+            return 0
+        words = _WORDS.match(data, len(self._head))
+        if words and words.end() == len(data) - len(self._tail):
+            return 1
+        count = data.count(self._joint) + 1
+        if data.count(b'"') != count * self._quotes or data.count(b"\n") != count * self._ends:
+            return 0
+        return 0 if b"\r" in data or DONE in data else count
 
 
 class EventStream:
@@ -31,6 +69,8 @@ class EventStream:
         self._strip = strip_usage
         self._rest = bytearray()
         self._searched = 0
+        self._alike: _Alike | None = None
+        self._lessons = 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -71,13 +111,27 @@ class EventStream:
     def _plain(self, data: bytes) -> bool:
         """Whole events of one data line each, and nothing in them to read: counted, not cut up."""
         reader = self._reader
+        count = self._alike.events(data) if self._alike is not None else 0
+        if count and len(data) <= self._limit:
+            reader.data_lines += count
+            return True
         if reader.unread or not data.endswith(b"\n\n") or b"\r" in data or DONE in data or reader.marks(data):
             return False
         lines = data.count(b"\ndata:") + data.startswith(b"data:")
         if lines != data.count(b"\n\n") or len(data) > self._limit:
             return False
         reader.data_lines += lines
+        if lines == 1 and self._lessons < _MOST_LESSONS:
+            self._learn(data)
         return True
+
+    def _learn(self, event: bytes) -> None:
+        """The next event may be this one with another text."""
+        self._lessons += 1
+        text = _TEXT.search(event)
+        if text:
+            at = text.end()
+            self._alike = _Alike(event[:at], event[event.index(b'"', at) :])
 
     def _cut(self, data: bytes) -> bytes:
         """Pass whole events, keep the rest."""

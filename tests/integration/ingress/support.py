@@ -329,8 +329,8 @@ class System:
 
 
 @asynccontextmanager
-async def running_system(directory: Path, engines: int = 2) -> AsyncIterator[System]:
-    """nats-server, engines with their bridges, and admission."""
+async def running_system(directory: Path, engines: int = 2, **admission_settings: object) -> AsyncIterator[System]:
+    """nats-server, engines with their bridges, and admission with these settings."""
     async with AsyncExitStack() as stack:
         nats, bus = await stack.enter_async_context(running_bus(directory))
         client = HttpClient()
@@ -338,7 +338,7 @@ async def running_system(directory: Path, engines: int = 2) -> AsyncIterator[Sys
         admission = await stack.enter_async_context(
             python_process(
                 "services.admission",
-                *settings_arguments({"nats_url": nats.url, "warmup_s": 0.2, **PATIENCE}),
+                *settings_arguments({"nats_url": nats.url, "warmup_s": 0.2, **PATIENCE, **admission_settings}),
                 directory=directory,
                 name="admission",
             )

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bus import subjects
-from bus.interface import BusMessage
-from schemas.base import from_json
-from schemas.request import RequestAccepted
 from tests.integration.ingress.support import JSON, LONG, MODEL, Stage, System, chat, until
 from tests.support.pace import stands_still
 from tests.support.processes import python_process, settings_arguments
-from web.client import HttpClient, Timeouts
+from web.client import HttpClient
 from web.errors import ConnectError, ConnectionLostError
 from web.server import Request, Responder
 
@@ -131,65 +126,6 @@ async def test_each_time_out_is_named(
         assert (row.outcome, row.reason) == (outcome, reason)
         await engine.behave()
         assert door.service.in_flight == 0
-
-
-async def test_clients_that_leave_at_random_points(system: System) -> None:
-    """B2: 60 streaming clients abort anywhere between the request and the end: nothing stays in flight here or in the
-    engines, and each accepted request has exactly one row. No stream ends by itself: however slow the machine, they
-    leave first."""
-    generator = random.Random(7)
-    for engine in system.engines.values():
-        await engine.misbehave(stall="stream", stall_s=0.0, stall_requests=-1, stall_after_chunks=300)
-    before = [await engine.counts() for engine in system.engines.values()]
-    accepted: list[str] = []
-
-    def on_accepted(message: BusMessage) -> None:
-        accepted.append(from_json(message.payload, RequestAccepted).request_id)
-
-    async with system.door() as door:
-        subscription = await system.bus.subscribe(f"{subjects.ROOT}.request.accepted.*", on_accepted)
-
-        async def abort(number: int) -> str:
-            name = f"leaver-{number}"
-            body = json.dumps(chat(stream=True, max_tokens=1500, ignore_eos=True)).encode()
-            headers = [*JSON, (b"x-request-id", name.encode()), (b"x-tidegate-session-id", name.encode())]
-            client = HttpClient()
-            limit = generator.choice([0, 0, 1, 300, 2_000, 10_000])
-            delay_s = generator.uniform(0.0, 0.03)
-            opening = asyncio.create_task(
-                client.open("POST", f"{door.url}/v1/chat/completions", headers, body, Timeouts())
-            )
-            await asyncio.sleep(delay_s)
-            if limit and not opening.done():
-                await asyncio.wait((opening,), timeout=10)
-            received = 0
-            if opening.done():
-                stream = opening.result()
-                while received < limit and (piece := await stream.read()):
-                    received += len(piece)
-            opening.cancel()
-            await client.close()
-            return name
-
-        names = await asyncio.gather(*(abort(number) for number in range(60)))
-        await until(lambda: door.service.in_flight == 0)
-        await until(lambda: door.service.open_connections == 0)
-        await until(lambda: len(accepted) == len(system.rows.named(names)))
-        rows = system.rows.named(names)
-        assert sorted(row.request_id for row in rows) == sorted(accepted)
-        assert {row.outcome for row in rows} == {"client_disconnect"}
-        assert len(rows) > 20
-    await subscription.unsubscribe()
-    for engine in system.engines.values():
-        await engine.behave()
-    for engine, was in zip(system.engines.values(), before, strict=True):
-        async with asyncio.timeout(30):
-            while True:
-                now = await engine.counts()
-                ended = sum(now[what] - was[what] for what in ("served", "disconnected", "lost", "refused"))
-                if ended == now["started"] - was["started"]:
-                    break
-                await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("usage", ["normal", "null", "omit"])

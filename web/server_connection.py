@@ -39,11 +39,22 @@ class ServerSide(Protocol):
 class Responder:
     """The answer to one request: `send` it whole, or `start`, `write` and `finish` it.
 
-    ``started``: its head is on the way. ``finished``: complete or cut. ``gone``: set when the client went away.
+    ``started``: its head is on the way. ``finished``: complete or cut. ``gone``: set when the client went away, and
+    ``on_gone`` is called then: a task that waits for it costs as much as a small answer.
     Calls after the client went away do nothing.
     """
 
-    __slots__ = ("_chunked", "_connection", "_keep_alive", "_silent", "finished", "gone", "request", "started")
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_keep_alive",
+        "_silent",
+        "finished",
+        "gone",
+        "on_gone",
+        "request",
+        "started",
+    )
 
     def __init__(self, connection: ServerConnection, request: Request) -> None:
         self._connection = connection
@@ -54,6 +65,7 @@ class Responder:
         self.started = False
         self.finished = False
         self.gone = asyncio.Event()
+        self.on_gone: Callable[[], None] | None = None
 
     def _head(self, status: int, headers: Headers) -> bytes:
         if self.started:
@@ -216,6 +228,8 @@ class ServerConnection(asyncio.Protocol):
         self._wake()
         if self._serving is not None:
             self._serving.gone.set()
+            if self._serving.on_gone is not None:
+                self._serving.on_gone()
         self.server.closed(self)
 
     def pause_writing(self) -> None:

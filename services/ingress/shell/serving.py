@@ -1,7 +1,7 @@
 """One request from its arrival to its end: the core's effects done one after the other, until the client goes.
 
-A step (count the prompt, ask admission, forward to an engine) runs as a task beside the watch for the client's
-going; what follows from it is the core's next effect.
+A step (count the prompt, ask admission, forward to an engine) is cut short when the client goes, or when the core wants
+no more of it; what follows from it is the core's next effect.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class RequestServing:
         self._responder = responder
         self._id = received.request_id
         self._steps: deque[Step] = deque()
-        self._step: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stepping = False
+        self._cut = False
         self._attempt: Attempt | None = None
         self._relaying = False
         self._told_chunks = 0
@@ -119,38 +121,50 @@ class RequestServing:
         """Raises nothing: a bug is logged, counted by the core, and answered."""
         dispatcher = self._tools.dispatcher
         dispatcher.enter(self._id, self)
-        gone = asyncio.get_running_loop().create_task(self._responder.gone.wait())
+        self._task = asyncio.current_task()
+        self._responder.on_gone = self._cut_short
         try:
             dispatcher.deliver(self._received)
             if self._responder.finished:
                 self._tools.metrics.not_accepted.labels(self._answered or "").inc()
             while self._steps:
-                await self._do(self._steps.popleft(), gone)
+                await self._do(self._steps.popleft())
         except Exception as error:  # noqa: BLE001 - the border of one request: a bug ends it, and nothing else
             log.error("request_failed", error=error, request=self._id)  # noqa: TRY400 - with the traceback
             dispatcher.deliver(RequestFailed(request_id=self._id, answer=self._facts()))
         finally:
-            gone.cancel()
-            if self._step is not None and not self._step.done():
-                self._step.cancel()
+            self._responder.on_gone = None
             if self._attempt is not None:
                 self._attempt.close()
             dispatcher.leave(self._id)
             if self._tools.capture is not None:
                 self._tools.capture.forget(self._id)
 
-    async def _do(self, step: Step, gone: asyncio.Task[bool]) -> None:
-        self._step = asyncio.get_running_loop().create_task(self._perform(step))
-        await asyncio.wait((self._step, gone), return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() and not self._responder.finished:
+    async def _do(self, step: Step) -> None:
+        """One step in the request's own task: another one, and a third that waits for the client's going, would cost
+        more than most steps do."""
+        responder, task = self._responder, self._task
+        assert task is not None
+        self._cut, self._stepping = False, True
+        try:
+            if not responder.gone.is_set():
+                await self._perform(step)
+        except asyncio.CancelledError:
+            if not self._cut:
+                raise
+        finally:
+            self._stepping = False
+            if self._cut and task.uncancel() > 0:  # somebody else ends the whole request
+                raise asyncio.CancelledError
+        if responder.gone.is_set() and not responder.finished:
             self._tools.dispatcher.deliver(ClientGone(request_id=self._id, answer=self._facts()))
             self._steps.clear()
-            self._step.cancel()
-            await asyncio.wait((self._step,))
-        elif not self._step.done():
-            await asyncio.wait((self._step,))
-        if not self._step.cancelled():
-            self._step.result()
+
+    def _cut_short(self) -> None:
+        """End the step that runs now, unless it is the one that says so."""
+        if self._stepping and not self._cut and self._task is not None and self._task is not asyncio.current_task():
+            self._cut = True
+            self._task.cancel()
 
     def take(self, effect: Effect) -> None:
         """One effect of the core about this request."""
@@ -161,8 +175,7 @@ class RequestServing:
         elif isinstance(effect, HeldComment):
             self._comment(effect.text)
         elif isinstance(effect, CancelAdmission):
-            if self._step is not None and self._step is not asyncio.current_task():
-                self._step.cancel()
+            self._cut_short()
         elif isinstance(effect, CloseUpstream):
             self._close_attempt(effect.attempt)
         elif isinstance(effect, Answer):
@@ -209,8 +222,7 @@ class RequestServing:
         if self._attempt is None or self._attempt.forward.attempt != number:
             return
         self._attempt.close()
-        if self._step is not None and self._step is not asyncio.current_task():
-            self._step.cancel()
+        self._cut_short()
 
     def _facts(self) -> AnswerFacts | None:
         return self._attempt.facts() if self._attempt is not None else None

@@ -31,7 +31,7 @@ INTEGRATION = $(TIMED) -q -n 2 --dist loadfile -m "not compose and not real" tes
 SYSTEM = $(TIMED) -q -m "not compose and not real" tests/system
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native up demo check test test-unit unit-first unit-rest test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz bench lock wheelhouse asyncapi clean
+.PHONY: help setup native up demo check test test-unit unit-first unit-rest test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz soak bench lock wheelhouse asyncapi clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -158,6 +158,9 @@ compose-test: setup ## build the images, `compose up`, the demo's client against
 
 fuzz: setup ## both twins of kvcore fed the same random input for five minutes (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.fuzz.kvcore $(ARGS)
+
+soak: setup ## eight minutes of chaos over a whole system under load: docs/soak.md (ARGS="--minutes 2 --seed 7 --nats 3")
+	$(BIN)/python -m load.soak --json $(ARGS)
 
 bench: setup ## benchmarks; each prints one JSON object last
 	$(BIN)/python -m load.bench all --json

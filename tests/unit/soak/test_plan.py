@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import islice
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,18 @@ def test_a_round_has_every_kind_of_fault_that_is_promised(seed: int, nats: int) 
     done = one_round(random.Random(seed), nats)
     assert {(step.what, step.kind) for step in done} == set(PROMISES)
     assert all(promise(step).bound_ms >= 0 for step in done)
+
+
+def test_the_page_promises_what_is_checked() -> None:
+    """The table of docs/soak.md has each fault with its bound, its failures and its marks."""
+    page = (Path(__file__).parents[3] / "docs" / "soak.md").read_text()
+    for (what, kind), each in PROMISES.items():
+        (line,) = re.findall(rf"^\| {what} {kind} \|(.*)\|$", page, re.MULTILINE)
+        requests, decisions, bound = line.split("|")
+        assert set(re.findall(r"`(\w+)`", requests)) == each.failures
+        assert set(re.findall(r"`(\w+)`", decisions)) == each.marks
+        assert bound.strip().startswith(f"{each.bound_ms // 1000} s " if each.bound_ms else "at once")
+        assert ("after the fault" in bound) == (each.stands_in and each.bound_ms > 0)
 
 
 def test_who_has_a_stand_in_fails_nobody() -> None:

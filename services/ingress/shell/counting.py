@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,9 @@ log = EventLog(__name__)
 ENGINE_PAUSE_S = 60.0
 """An engine that cannot tokenize is not asked again for this long."""
 
+LAST_RESORT_S = 5.0
+"""An engine that gave no tokens in time is asked again so soon only where no other can be."""
+
 INLINE_BYTES = 32 * 1024
 """A request with a body up to this is read as text at once (well below a millisecond), a larger one in a thread."""
 
@@ -43,8 +46,8 @@ INLINE_TOKENIZE_BYTES = 4 * 1024
 """So much new text is tokenized at once: below a millisecond."""
 
 JSON = [(b"content-type", b"application/json")]
-WorkerUrl = Callable[[str], str | None]
-"""A model to the URL of some engine that serves it."""
+WorkerUrls = Callable[[str], Sequence[str]]
+"""A model to the URLs of engines that serve it, and do not fail."""
 
 
 class _Tokenized(msgspec.Struct):
@@ -57,15 +60,16 @@ _tokenized = msgspec.json.Decoder(_Tokenized)
 class PromptCounter:
     """Answers `CountPrompt`. Every way out is a `PromptCounted`: a prompt that cannot be read is never an error."""
 
-    def __init__(self, settings: IngressSettings, client: HttpClient, worker_url: WorkerUrl) -> None:
+    def __init__(self, settings: IngressSettings, client: HttpClient, worker_urls: WorkerUrls) -> None:
         self._settings = settings
         self._client = client
-        self._worker_url = worker_url
+        self._worker_urls = worker_urls
         self._pool = TokenizingPool(settings.tokenize_threads, settings.tokenize_queue, settings.tokenize_timeout_s)
         # Tokenizers may have taken every thread of the other pool: that is one reason for a chain over text.
         self._texts = TokenizingPool(1, settings.tokenize_queue, settings.tokenize_timeout_s)
         self._tokenizers: dict[str, LocalTokenizer] = {}
         self._not_before: dict[str, float] = {}
+        self._last_resort: dict[str, float] = {}
         self._headers = JSON
 
     async def load(self, engine_api_key: str = "") -> None:
@@ -179,9 +183,8 @@ class PromptCounter:
         return await self._pool.run(lambda: finish(plan))
 
     async def _ask_engine(self, model: str, prompt: ChatPrompt | TextPrompt, dialect: Dialect) -> bytes:
-        url = self._worker_url(model)
-        now = asyncio.get_running_loop().time()
-        if url is None or now < self._not_before.get(url, 0.0):
+        url = self._tokenizing_url(model)
+        if url is None:
             raise SkippedError("no_tokenizer")
         if isinstance(prompt, TextPrompt) or prompt.api == "chat":
             body = _question(model, prompt)
@@ -196,12 +199,19 @@ class PromptCounter:
                 Timeouts(total_s=self._settings.tokenize_timeout_s),
             )
         except WebError as error:
+            self._last_resort[url] = asyncio.get_running_loop().time() + LAST_RESORT_S
             raise SkippedError("failed") from error
         if answer.status != 200:
             if answer.status in (404, 405, 501):
-                self._not_before[url] = now + ENGINE_PAUSE_S
+                self._not_before[url] = asyncio.get_running_loop().time() + ENGINE_PAUSE_S
             raise SkippedError("failed")
         return answer.body
+
+    def _tokenizing_url(self, model: str) -> str | None:
+        """The first engine that tokenizes and has not been silent just now; a silent one where there is no other."""
+        now = asyncio.get_running_loop().time()
+        urls = [url for url in self._worker_urls(model) if now >= self._not_before.get(url, 0.0)]
+        return min(urls, key=lambda url: now < self._last_resort.get(url, 0.0), default=None)
 
     def close(self) -> None:
         self._pool.close()

@@ -88,7 +88,7 @@ class IngressService:
             ),
         )
         self._client = HttpClient()
-        self._counter = PromptCounter(settings, self._client, self._worker_url)
+        self._counter = PromptCounter(settings, self._client, self._worker_urls)
         self._membership = membership
         shared = shared_buckets(membership) if membership is not None and settings.keys_file else None
         self._access = Access(settings, self._metrics, shared)
@@ -303,7 +303,9 @@ class IngressService:
     def _on_hint(self, message: BusMessage) -> None:
         self._dispatcher.deliver(HintHeard(payload=message.payload))
 
-    def _worker_url(self, model: str) -> str | None:
-        """Some engine of this model, for its ``/tokenize``."""
-        placeable = self._core.workers.placeable(model, time.time())
-        return placeable[0].profile.url if placeable else None
+    def _worker_urls(self, model: str) -> list[str]:
+        """Engines of this model, for their ``/tokenize``; without those that fail, if there are others."""
+        now = time.time()
+        placeable = self._core.workers.placeable(model, now)
+        avoided = self._core.breaker.avoided((state.worker for state in placeable), now)
+        return [state.profile.url for state in placeable if state.worker not in avoided]

@@ -21,7 +21,7 @@ from load.workload.sessions import WorkloadShape, plan
 from schemas.base import from_json
 from schemas.decision import Decision
 from schemas.trace import RequestMetrics
-from tests.integration.admission.test_own_index import metric
+from tests.integration.admission.processes import metric
 from tests.support.processes import HelperProcess, eventually, python_process
 from tests.support.system import RunningSystem, running_system
 from tidegate.rows import read_row

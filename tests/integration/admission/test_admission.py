@@ -7,66 +7,22 @@ import contextlib
 import json
 import signal
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from bus import subjects
 from bus.errors import BusTimeoutError
 from bus.interface import Endpoint
-from bus.nats import NatsBus, connect
+from bus.nats import connect
 from schemas.admit import Granted, Held, Refused
 from schemas.base import from_json
 from schemas.trace import TraceRow
+from tests.integration.admission.processes import Start, page
 from tests.integration.admission.world import MODEL, World
 from tests.support.nats import NatsServer
 from tests.support.pace import Stopwatch
-from tests.support.processes import HelperProcess, eventually, python_process, settings_arguments
-
-Start = Callable[..., AbstractAsyncContextManager[HelperProcess]]
-
-
-@pytest.fixture
-async def world(bus: NatsBus) -> AsyncIterator[World]:
-    world = World(bus)
-    await world.start()
-    yield world
-    await world.stop()
-
-
-@pytest.fixture
-def start(nats_server: NatsServer, tmp_path: Path) -> Start:
-    """Start an admission process; it leads (or, told so, stands by) when this returns."""
-
-    @asynccontextmanager
-    async def start(
-        name: str = "admission-1", *, label: str = "", leads: bool = True, **settings: object
-    ) -> AsyncIterator[HelperProcess]:
-        known: dict[str, object] = {
-            "nats_url": nats_server.url,
-            "instance": name,
-            "warmup_s": 0.4,
-            "index": "ask",  # the world has the index; an own one is tested in test_own_index.py
-        }
-        arguments = settings_arguments({**known, **settings})
-        async with python_process("services.admission", *arguments, directory=tmp_path, name=label or name) as process:
-            await process.wait_said("leadership key=admission epoch=" if leads else "service_started")
-            yield process
-
-    return start
-
-
-def page(process: HelperProcess, path: str) -> str:
-    """One of the process's health pages."""
-    line = next(line for line in process.stderr.splitlines() if "http_listening" in line)
-    url = next(word for word in line.split() if word.startswith("url=")).removeprefix("url=").strip('"')
-    with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
-        text: str = answer.read().decode()
-    return text
+from tests.support.processes import HelperProcess, eventually
 
 
 def cpu_s(process: HelperProcess) -> float:

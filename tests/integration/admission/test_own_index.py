@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.error import HTTPError
 
 import pytest
 
@@ -18,6 +16,7 @@ from bus.errors import BusTimeoutError
 from bus.nats import NatsBus
 from schemas.admit import AdmitReply, AdmitRequest, Granted
 from schemas.kv import KvHeaders
+from tests.integration.admission.processes import is_ready, metric
 from tests.integration.admission.world import World
 from tests.integration.bridge.house import chain_of_prompt, until_async
 from tests.integration.engine.engines import RunningEngine, running_engine
@@ -46,28 +45,6 @@ async def admission(
     async with python_process("services.admission", *arguments, directory=directory, name=label or name) as process:
         await process.wait_said("service_started")
         yield process
-
-
-def page(process: HelperProcess, path: str) -> str:
-    """One of the process's health pages. Raises `HTTPError` for a 503."""
-    line = next(line for line in process.stderr.splitlines() if "http_listening" in line)
-    url = next(word for word in line.split() if word.startswith("url=")).removeprefix("url=").strip('"')
-    with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
-def is_ready(process: HelperProcess) -> bool:
-    with contextlib.suppress(HTTPError):
-        page(process, "/readyz")
-        return True
-    return False
-
-
-def metric(process: HelperProcess, name: str) -> float:
-    """The sum of a metric's samples."""
-    lines = page(process, "/metrics").splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
 
 class Asker:

@@ -11,7 +11,7 @@ from kvcore.hashing import pack_chain
 from schemas.base import from_msgpack, to_msgpack
 from schemas.decision import Decision
 from schemas.placed import Placed
-from tests.integration.admission.test_admission import page
+from tests.integration.admission.processes import page
 from tests.integration.admission.world import World
 from tests.support.nats import NatsServer
 from tests.support.processes import eventually, python_process, settings_arguments

@@ -15,7 +15,7 @@ from schemas.base import to_json
 from schemas.calibration import Calibration, CalibrationPoint
 from schemas.session import SessionIdentity
 from services.admission.estimators.learned_state import decode
-from tests.integration.admission.test_own_index import is_ready, metric
+from tests.integration.admission.processes import is_ready, metric
 from tests.integration.admission.world import MODEL, World, identity
 from tests.integration.bridge.house import until_async
 from tests.support.processes import HelperProcess, python_process, settings_arguments

@@ -14,7 +14,7 @@ from bus.nats import NatsBus
 from schemas.admit import AdmitRequest, Granted, Held
 from schemas.base import to_json
 from schemas.request import RequestEnd, Usage
-from tests.integration.admission.test_own_index import is_ready, metric
+from tests.integration.admission.processes import is_ready, metric
 from tests.integration.admission.world import World, identity
 from tests.integration.bridge.house import chain_of_prompt, until_async
 from tests.integration.engine.engines import RunningEngine, running_engine

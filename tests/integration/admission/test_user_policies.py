@@ -22,7 +22,7 @@ from schemas.admit import AdmitRequest, Granted, Held, Refused
 from schemas.base import from_json, to_json
 from schemas.policy import AdmitAnswer, LeaseQuestion, RouteAnswer, RouteQuestion
 from schemas.session import SessionIdentity, SessionKey
-from tests.integration.admission.test_admission import page
+from tests.integration.admission.processes import page
 from tests.integration.admission.world import World, identity
 from tests.support.processes import HelperProcess, eventually, python_process, settings_arguments, start_process
 from tidegate import Policy

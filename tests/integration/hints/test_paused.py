@@ -15,7 +15,7 @@ from schemas.admit import AdmitRequest, Granted, Held
 from schemas.base import from_json, to_json
 from schemas.hint import HintResult
 from schemas.request import RequestEnd
-from tests.integration.admission.test_own_index import is_ready
+from tests.integration.admission.processes import is_ready
 from tests.integration.admission.world import World
 from tests.integration.bridge.house import chain_of_prompt, until_async
 from tests.integration.engine.engines import RunningEngine, running_engine

@@ -14,7 +14,20 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from bus.interrupt import INTERRUPTED_EXIT
-from load.bench import admission, capture, decision, events, hashing, index, pool, questions, router, sessions, traces
+from load.bench import (
+    admission,
+    capture,
+    decision,
+    events,
+    hashing,
+    index,
+    pool,
+    questions,
+    router,
+    sessions,
+    streams,
+    traces,
+)
 from load.bench.options import RUNS, BenchError, InterruptedByUser, Options, Progress, no_progress
 from services.admission.policies.registry import PolicyParameterError, make_policy
 
@@ -42,10 +55,11 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "traces": traces.run,
     "capture": capture.run,
     "router": router.run,
+    "streams": streams.run,
     "agents": _agents,
 }
 
-LONG = ("agents", "router")
+LONG = ("agents", "router", "streams")
 """What takes minutes, and is not run by ``all``."""
 
 
@@ -114,6 +128,7 @@ def _show(result: Result) -> None:
 @click.option("--sessions", type=click.IntRange(1, 100_000), help="agents: root sessions in all.")
 @click.option("--scale", type=click.FloatRange(1, 64), help="agents: by which all is smaller and faster.")
 @click.option("--seed", type=int, default=1, show_default=True, help="agents: of what they do.")
+@click.option("--seconds", type=click.FloatRange(1, 86_400), help="streams: for which they are held; 120 by default.")
 def main(
     name: str,
     as_json: bool,
@@ -126,8 +141,9 @@ def main(
     sessions: int | None,
     scale: float | None,
     seed: int,
+    seconds: float | None,
 ) -> None:
-    """Run one benchmark, or all but agents and router (they take minutes), and print one JSON object last.
+    """Run one benchmark, or all but agents, router and streams (they take minutes), and print one JSON object last.
 
     Machines are shared and noisy: trust the ratios, which come from the same run.
     """
@@ -138,7 +154,9 @@ def main(
             click.echo(f"{each} ...", err=True)
         with _progress(each) as progress:
             options = Options(
-                *(workers, runs, quick, variant, progress), *(policies, sessions, concurrency, scale, seed)
+                *(workers, runs, quick, variant, progress),
+                *(policies, sessions, concurrency, scale, seed),
+                seconds=seconds,
             )
             try:
                 results[each] = BENCHMARKS[each](options)

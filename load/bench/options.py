@@ -33,7 +33,7 @@ class Options:
     nothing. ``variant``: of the fleet's prefixes. ``progress`` is told how it goes on.
 
     Of ``agents`` only (``None``: its own choice): ``policies`` in turn, ``sessions`` in all of which ``concurrency``
-    run at a time, ``scale`` by which all is smaller and faster, ``seed``."""
+    run at a time, ``scale`` by which all is smaller and faster, ``seed``. Of ``streams`` only: ``seconds``."""
 
     workers: tuple[int, ...] = (64, 256)
     runs: int = RUNS
@@ -45,3 +45,4 @@ class Options:
     concurrency: int | None = None
     scale: float | None = None
     seed: int = 1
+    seconds: float | None = None

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -98,13 +99,13 @@ class Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(LostError("the connection was lost"))
 
-    async def ask(self, request: bytes) -> None:
+    async def ask(self, request: bytes, within_s: float = _ANSWER_S) -> None:
         """One request to its end. Raises `LostError`, `TimeoutError`."""
         self._done = asyncio.get_running_loop().create_future()
         self._first = 0.0
         began = time.perf_counter()
         self._transport.write(request)
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(within_s):
             await self._done
         ended = time.perf_counter()
         self.load.first_ms.append(((self._first or ended) - began) * 1e3)
@@ -215,17 +216,12 @@ class Held:
     pieces: int = 0
 
 
-async def held_streams(
-    ports: list[int],
-    prompts: Callable[[], Prompts],
-    streams: int,
-    settle_s: float,
-    seconds: float,
-    cpu_s: Callable[[], float],
-    begin_s: float = _BEGIN_S,
-) -> Held:
-    """So many streams at once; CPU and chunks of ``seconds``, from ``settle_s`` after the last one has begun. A stream
-    that ends is asked for again; one that has not begun after ``begin_s`` has failed, and nothing is measured."""
+@asynccontextmanager
+async def open_streams(
+    ports: list[int], prompts: Callable[[], Prompts], streams: int, begin_s: float, within_s: float = _ANSWER_S
+) -> AsyncIterator[tuple[Load, float]]:
+    """So many streams at once, cut at the end; entered when all have begun, with the seconds that took. One that ends
+    is asked for again; one that has not begun after ``begin_s``, or lasts longer than ``within_s``, has failed."""
     load = Load(wanted=streams)
 
     async def one(number: int) -> None:
@@ -234,7 +230,7 @@ async def held_streams(
         try:
             connection = await connect(ports[number % len(ports)], load)
             while True:
-                await connection.ask(next(requests))
+                await connection.ask(next(requests), within_s)
         except (LostError, TimeoutError, OSError):
             load.one_more_lost()
         finally:
@@ -247,7 +243,26 @@ async def held_streams(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(begin_s):
                 await load.all_begun.wait()
-        begun, took = load.begun, time.perf_counter() - asked
+        yield load, time.perf_counter() - asked
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def held_streams(
+    ports: list[int],
+    prompts: Callable[[], Prompts],
+    streams: int,
+    settle_s: float,
+    seconds: float,
+    cpu_s: Callable[[], float],
+    begin_s: float = _BEGIN_S,
+) -> Held:
+    """So many streams at once; CPU and chunks of ``seconds``, from ``settle_s`` after the last one has begun. Where
+    some have not begun after ``begin_s``, nothing is measured."""
+    async with open_streams(ports, prompts, streams, begin_s) as (load, took):
+        begun = load.begun
         if begun < streams:
             return Held(begun, took, streams - begun)
         await asyncio.sleep(settle_s)
@@ -255,7 +270,3 @@ async def held_streams(
         await asyncio.sleep(seconds)
         spent, passed = cpu_s() - cpu, time.perf_counter() - wall
         return Held(begun, took, load.failed, spent, passed, load.chunks - chunks, load.pieces - pieces)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -56,10 +56,14 @@ class Target:
 
     def resident_mb(self) -> float:
         """Resident memory of its processes, MiB."""
-        pages = sum(
-            int(Path(f"/proc/{self.children.pid(name)}/statm").read_text(encoding="ascii").split()[1])
-            for name in self.names
-        )
+        return sum(map(self._resident_mb, self.names))
+
+    def front_resident_mb(self) -> float:
+        """Of the process that clients connect to alone."""
+        return self._resident_mb(self.names[-1])
+
+    def _resident_mb(self, name: str) -> float:
+        pages = int(Path(f"/proc/{self.children.pid(name)}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     async def ready(self) -> None:
@@ -89,9 +93,9 @@ def engines(directory: Path) -> Target:
     return target
 
 
-def house(directory: Path, engine_ports: Sequence[int], *, decides: bool) -> Target:
+def house(directory: Path, engine_ports: Sequence[int], *, decides: bool, grants: int = 256) -> Target:
     """The services and a bus of their own. Not ``decides``: no admission and no tokens, so that every request goes to
-    an engine at once."""
+    an engine at once. ``grants``: turns that may run at a time on each engine."""
     name = "ours" if decides else "ours_proxy"
     target = Target(name, directory / name)
     url = start_nats(target.children, target.directory)
@@ -100,7 +104,7 @@ def house(directory: Path, engine_ports: Sequence[int], *, decides: bool) -> Tar
         _service(target, "bridge", url, f"bridge-{number}", engine_url=f"http://127.0.0.1:{port}", worker=f"w{number}")
     if decides:
         _service(target, "indexer", url)
-        _service(target, "admission", url, index="own", warmup_s="0.5")
+        _service(target, "admission", url, index="own", warmup_s="0.5", max_grants_per_rank=str(grants))
     port = free_port()
     counting = (
         {"tokenizers": f'{{"{MODEL}": "{Path(assets.__file__).parent}"}}'}

@@ -207,6 +207,41 @@ async def test_the_file_changes_while_requests_run(stage: Stage, keys_file: Path
         assert set(statuses) == {200}
 
 
+def put_volume(folder: Path, version: str, keys: bytes) -> None:
+    """As the kubelet changes a Secret's volume: files are links into ``..data``, a link that is put in the place of the
+    one before; then the old folder goes."""
+    before = (folder / "..data").resolve() if (folder / "..data").exists() else None
+    (folder / version).mkdir()
+    (folder / version / "keys.jsonl").write_bytes(keys)
+    new = folder / "..data_tmp"
+    new.symlink_to(version)
+    new.replace(folder / "..data")
+    if before is None:
+        (folder / "keys.jsonl").symlink_to("..data/keys.jsonl")
+    else:
+        (before / "keys.jsonl").unlink()
+        before.rmdir()
+
+
+async def test_a_secret_volume_of_kubernetes_changes_beneath_the_file(stage: Stage, tmp_path: Path) -> None:
+    """The name stays, the link behind it moves: new keys open, old ones close, and back again; one that is broken on
+    the way costs nobody anything."""
+    put_volume(tmp_path, "..2026_1", entry("acme"))
+    async with stage.door(**settings(tmp_path / "keys.jsonl")) as door:
+        assert (await ask(door, key_of("acme"))).status == 200
+        for version, key_id, others in (("..2026_2", "bees", "acme"), ("..2026_3", "acme", "bees")):
+            put_volume(tmp_path, version, entry(key_id))
+            async with asyncio.timeout(30):
+                while (await ask(door, key_of(key_id))).status != 200:  # noqa: ASYNC110 - nobody says when
+                    await asyncio.sleep(0.02)
+            assert (await ask(door, key_of(others))).status == 401
+        put_volume(tmp_path, "..2026_4", b"{")
+        async with asyncio.timeout(30):
+            while b"reload_failures_total 1.0" not in (await door.get("/metrics")).body:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.02)
+        assert (await ask(door, key_of("acme"))).status == 200
+
+
 async def test_a_file_that_is_broken_at_the_start(stage: Stage, tmp_path: Path) -> None:
     """Not ready, everybody gets 503, and it says why; mended, it opens by itself."""
     path = tmp_path / "keys.jsonl"

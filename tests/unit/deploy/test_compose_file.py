@@ -13,6 +13,7 @@ import yaml
 
 from bus.permissions import users
 from bus.settings import CommonSettings, load_settings
+from services.ingress.config import IngressSettings
 from services.recorder.config import RecorderSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,6 +21,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if name != "nats"}
 SECURE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.secure.yaml").read_text())
+TLS: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.tls.yaml").read_text())
 POOL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "deploy" / "compose.pool.yaml").read_text())["services"]
 
 
@@ -174,3 +176,36 @@ def test_the_secure_file_gives_every_process_its_own_user() -> None:
         module = module_of(OURS[name])
         written = {key: value for key, value in OURS[name]["environment"].items() if value is not None}
         load_settings(module.rpartition(".")[2], settings_type(module), environ={**written, **added["environment"]})
+
+
+def mounts(*files: dict[str, Any]) -> dict[str, str]:
+    """Where folders of this machine lie in the ingress' container, by what they are there."""
+    volumes = [volume for file in files for volume in file["services"]["ingress"].get("volumes", ())]
+    assert all(volume.endswith(":ro") for volume in volumes)
+    return {volume.split(":")[1]: volume.split(":")[0] for volume in volumes}
+
+
+def test_the_secure_files_give_the_front_door_its_keys_and_its_certificate() -> None:
+    """As files in folders that are mounted read-only (a file that is mounted by itself would never change), whose names
+    the settings have; the probe asks a port without TLS."""
+    environment = {key: value for key, value in OURS["ingress"]["environment"].items() if value is not None}
+    for file in (SECURE, TLS):
+        environment |= file["services"]["ingress"]["environment"]
+    settings = load_settings("ingress", IngressSettings, environ=environment | {"TIDEGATE_INGRESS_WORKERS": "2"})
+    folders = mounts(SECURE, TLS)
+    assert {str(Path(name).parent) for name in (settings.keys_file, settings.cache_salt_secret_file)} | {
+        str(Path(name).parent) for name in (settings.tls_cert, settings.tls_key)
+    } == set(folders)
+    assert set(folders.values()) == {"./secrets/front-door", "./secrets/front-door-tls"}
+    assert f":{environment['TIDEGATE_HTTP_PORT']}/" in TLS["services"]["ingress"]["healthcheck"]["test"][-1]
+
+
+def test_no_secret_is_in_an_environment_or_a_command() -> None:
+    """Both can be read by whoever may look at a container: secrets are files."""
+    for file in (COMPOSE, SECURE, TLS):
+        for service in file["services"].values():
+            named = [
+                name for name in service.get("environment", ()) if re.search("(PASSWORD|SECRET|API_KEY|TOKEN)$", name)
+            ]
+            assert named == []
+            assert not re.search("password|secret=|tg_", " ".join(service.get("command", ())))

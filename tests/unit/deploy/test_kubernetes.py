@@ -10,6 +10,7 @@ import yaml
 
 from bus.permissions import users
 from bus.settings import load_settings
+from services.ingress.config import IngressSettings
 from tests.unit.deploy.test_compose_file import settings_type
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
@@ -83,8 +84,43 @@ def test_every_service_has_its_own_user_of_the_bus() -> None:
             continue
         assert user == container["command"][-1].rpartition(".")[2]
         assert user in made
-        mounted = [volume["secret"]["items"] for volume in pod["volumes"] if "secret" in volume]
-        assert mounted == [[{"key": user, "path": "password"}]]
+        mounted = {volume["name"]: volume["secret"]["items"] for volume in pod["volumes"] if "secret" in volume}
+        assert mounted.pop("nats-user") == [{"key": user, "path": "password"}]
+        assert mounted.keys() == ({"front-door"} if user == "ingress" else set())
+
+
+def test_secrets_are_read_only_files_that_can_change() -> None:
+    """Every secret is mounted read-only and as a folder (a ``subPath`` stays as it was); settings that name files below
+    it name files that it has; no secret is in an environment."""
+    for pod, container in ours():
+        secrets = {one["name"]: one["secret"] for one in pod.get("volumes", ()) if "secret" in one}
+        files = set()
+        for mount in (one for one in container.get("volumeMounts", ()) if one["name"] in secrets):
+            assert mount["readOnly"] is True
+            assert "subPath" not in mount
+            files |= {f"{mount['mountPath']}/{item['path']}" for item in secrets[mount["name"]]["items"]}
+        said = environment(container)
+        assert {value for value in said.values() if value.startswith("/run/tidegate/")} == files
+        assert not [name for name in said if name.endswith(("_PASSWORD", "_SECRET", "_API_KEY", "_TOKEN"))]
+        assert not [one for one in container.get("env", ()) if "secretKeyRef" in one.get("valueFrom", {})]
+
+
+def test_the_part_with_tls_fits_the_front_door() -> None:
+    """Its settings load, its files are mounted read-only, the probe asks a port without TLS."""
+    component = yaml.safe_load((DEPLOY / "kubernetes" / "tls" / "kustomization.yaml").read_text())
+    door, service = (yaml.safe_load(patch["patch"]) for patch in component["patches"])
+    ((pod, container),) = [(pod, one) for pod, one in ours() if one["command"][-1] == "services.ingress"]
+    added = {change["path"].rpartition("containers/0/")[2]: change["value"] for change in door}
+    assert added["readinessProbe/httpGet/port"] in {port["name"] for port in container["ports"]}
+    variables = {
+        change["value"]["name"]: change["value"]["value"] for change in door if change["path"].endswith("env/-")
+    }
+    settings = load_settings("ingress", IngressSettings, environ=environment(container) | variables)
+    mount = added["volumeMounts/-"]
+    assert mount["readOnly"] is True
+    assert {settings.tls_cert, settings.tls_key} == {f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key")}
+    assert mount["name"] not in {volume["name"] for volume in pod["volumes"]}
+    assert service[0]["value"]["targetPort"] in {port["name"] for port in container["ports"]}
 
 
 def test_every_container_is_watched_and_locked_in() -> None:

@@ -20,7 +20,7 @@ TEXTS = st.text(max_size=6)
 
 @given(st.tuples(TEXTS, st.none() | TEXTS), st.tuples(TEXTS, st.none() | TEXTS))
 def test_no_two_namespaces_meet(one: tuple[str, str | None], other: tuple[str, str | None]) -> None:
-    """Salts are equal exactly where tenant and client's salt are; 'ab' with 'c' is not 'a' with 'bc'."""
+    """F2: salts are equal exactly where tenant and client's salt are; 'ab' with 'c' is not 'a' with 'bc'."""
     assert (tenant_salt(SECRET, *one) == tenant_salt(SECRET, *other)) == (one == other)
 
 

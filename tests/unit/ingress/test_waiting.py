@@ -58,7 +58,7 @@ def in_band(effects: list[Effect]) -> dict[str, object]:
 
 
 def test_a_held_stream_is_told_so_as_often_as_wanted_until_its_engine_answers() -> None:
-    """Not before it has been held for so long; then every time as long has passed, while it waits for its engine too;
+    """C4: not before it has been held for so long; then every time as long has passed, while it waits for its engine too;
     the first token is the engine's."""
     scene = holding("w1")
     assert comments(scene.play(events.Tick(), after_s=EVERY_S - 1)) == []
@@ -82,7 +82,7 @@ def test_a_held_stream_is_told_so_as_often_as_wanted_until_its_engine_answers() 
 
 @pytest.mark.parametrize(("stream", "every_s"), [(False, EVERY_S), (True, 0.0)])
 def test_nobody_else_is_told(stream: bool, every_s: float) -> None:
-    """An answer that is no stream has nothing to put a comment into; and comments are off by default."""
+    """C4: an answer that is no stream has nothing to put a comment into; and comments are off by default."""
     assert IngressRules().held_comment_s == 0
     scene = holding("w1", stream=stream, every_s=every_s)
     assert comments(scene.play(events.Tick(), after_s=1000)) == []

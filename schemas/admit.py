@@ -32,9 +32,11 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     ``chain``, ``chain_unit``, ``pages``, ``page_size``: as in `schemas.index.MatchRequest`; ``message_chain``,
     ``preamble``: as in `schemas.placed.Placed`. ``tokens_from`` says how ``input_tokens`` was counted. ``excluded``:
     workers that this request has already failed on; ``avoided``: those that have just failed on others (never all).
-    ``sticky``: the worker that its client says its turn ran on, for whom nobody remembers it. ``deadline_ms``: Unix ms
-    after which the ingress listens no more. ``digest``: of the body, as the client sent it: a turn that did not come
-    through and is sent again has the same (no harness says that it sends one again).
+    ``sticky``: the worker that its client says its turn ran on, for whom nobody remembers it. ``priority``: the
+    client's wish, lower for earlier; ``expected_output_tokens``: what it expects of the answer, at most
+    ``max_output_tokens`` of which come. ``deadline_ms``: Unix ms after which the ingress listens no more. ``digest``:
+    of the body, as the client sent it: a turn that did not come through and is sent again has the same (no harness says
+    that it sends one again).
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     block_size: Count = 0
     chain: bytes = b""
     max_output_tokens: Number | None = None
+    expected_output_tokens: Number | None = None
     priority: Number = 0
     excluded: tuple[str, ...] = ()
     chain_unit: ChainUnit = "tokens"

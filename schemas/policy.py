@@ -53,7 +53,8 @@ class RouteAnswer(Message, frozen=True, kw_only=True, omit_defaults=True):
 class AdmitQuestion(Message, frozen=True, kw_only=True, omit_defaults=True):
     """``tg.v1.policy.admit.<name>``: may this turn run now?
 
-    ``turn_index`` counts its session's turns from 0. ``held_ms``: how long it has waited so far; ``expires_ms``: Unix
+    ``turn_index`` counts its session's turns from 0. ``expected_output_tokens``, ``priority`` (lower for earlier): what
+    the client says of it, if it says so. ``held_ms``: how long it has waited so far; ``expires_ms``: Unix
     ms at which it is refused if it still waits. The rest is the model's load at this moment, without this turn:
     ``open_grants`` run, ``waiting`` wait, of which ``waiting_main`` are turns of agents that are nobody's sub-agent;
     ``tenant_*``: those of the same tenant; ``tenants``: how many have something that runs or waits, this one included.
@@ -67,6 +68,8 @@ class AdmitQuestion(Message, frozen=True, kw_only=True, omit_defaults=True):
     turn_index: Count = 0
     input_tokens: Tokens = 0
     max_output_tokens: Count | None = None
+    expected_output_tokens: Count | None = None
+    priority: Number = 0
     held_ms: Count = 0
     expires_ms: Count = 0
     waiting: Count = 0

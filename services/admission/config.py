@@ -19,6 +19,8 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     ``policy``: who runs when, and where. ``kv`` holds nothing back; any other name of
     `services.admission.policies.registry` may, with ``policy_parameters`` of its own. ``engine_priorities``: send the
     policy's order with each grant, for engines that schedule by priority (others refuse the field).
+    ``client_priority_s``: a client's priority (docs/harnesses.md) moves its turn in the line by so many seconds a step,
+    an hour at most; 0: it is shown to users' policies and orders nothing.
 
     Placement: ``weights`` are the terms of the cost (see `CostWeights`). ``stickiness`` and ``child_stickiness``: how
     much dearer the session's previous worker (at a child's first placement, its parent's worker) may be and still be
@@ -54,6 +56,7 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     policy: str = "commit"
     policy_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     engine_priorities: bool = False
+    client_priority_s: float = 0.0
     weights: CostWeights = msgspec.field(default_factory=CostWeights)
     stickiness: float = 3.0
     child_stickiness: float = 0.25
@@ -106,7 +109,14 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
         ):
             if getattr(self, key) <= 0:
                 raise ValueError(f"{key} must be greater than 0")
-        for key in ("stickiness", "child_stickiness", "foreign_request_tokens", "warmup_s", "paused_after_s"):
+        for key in (
+            "client_priority_s",
+            "stickiness",
+            "child_stickiness",
+            "foreign_request_tokens",
+            "warmup_s",
+            "paused_after_s",
+        ):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} must not be negative")
         if not 0 <= self.trace_candidates <= 64:

@@ -21,6 +21,7 @@ from services.admission.outcomes import LeaseTold, Let, Noticed, PauseTold, Turn
 from services.admission.placement import IndexView, Placement
 from services.admission.placing import barred, place_by_cost
 from services.admission.scheduled import Scheduled
+from services.admission.scheduled_facts import wished
 from services.admission.state import AdmissionState
 from services.admission.user_questions import Said, UserQuestions
 from services.admission.workers import Worker
@@ -131,7 +132,8 @@ class ScheduledDeciding(Deciding):
         record = state.requests.get(request.request_id)
         index = state.turn_index(record) if record is not None else 0
         workers = state.fleet.serving(request.model)
-        if not self._scheduled.ready(request, workers, index, ask.index, ask.verdict):
+        verdict = wished(ask.verdict, request.priority, self._state.settings.client_priority_s)
+        if not self._scheduled.ready(request, workers, index, ask.index, verdict):
             return self._commit(ask, place_by_cost(state, ask, now), now)
         ask.let = self._scheduled.let_at_once(request.request_id)
         if ask.let is not None:  # as most are: it never waits in a line

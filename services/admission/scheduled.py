@@ -34,7 +34,7 @@ from services.admission.policies.registry import Given, make_policy
 from services.admission.pools import KnownWorker, Pool, Turn
 from services.admission.remembered import Remembered
 from services.admission.requests import RequestRecord
-from services.admission.scheduled_facts import advised, program_of, sizes, tool_seconds
+from services.admission.scheduled_facts import advised, positive, program_of, sizes, tool_seconds
 from services.admission.scheduling.interface import (
     Action,
     Actions,
@@ -214,7 +214,7 @@ class Scheduled:
         pool = self._pool_of(workers)
         if pool is None or pool.policy is None or request.request_id in self.turns:
             return False
-        turn = self._turn(request, pool, index, request.max_output_tokens)
+        turn = self._turn(request, pool, index, request.max_output_tokens, expected=request.expected_output_tokens)
         turn.facts = advised(turn.facts, verdict, pool.seats)
         turn.view = view
         self._tell_ready(pool, turn)
@@ -356,9 +356,16 @@ class Scheduled:
     # Inside
 
     def _turn(
-        self, request: AdmitRequest | RequestRecord, pool: Pool, index: int, most: int | None, held_s: float = 0.0
+        self,
+        request: AdmitRequest | RequestRecord,
+        pool: Pool,
+        index: int,
+        most: int | None,
+        held_s: float = 0.0,
+        expected: int | None = None,
     ) -> Turn:
-        """A turn that is not known yet, of a program that the policy is to know. ``most``: tokens of its answer."""
+        """A turn that is not known yet, of a program that the policy is to know. ``most``: tokens of its answer that
+        the client allows, ``expected``: that it expects."""
         self._count += 1
         program = program_of(request.request_id, request.identity, request.kind, request.model)
         if not program.single:
@@ -369,7 +376,8 @@ class Scheduled:
             program=program.name,
             index=index,
             prompt_tokens=max(1, request.input_tokens),
-            max_output_tokens=most if most is not None and most > 0 else None,
+            max_output_tokens=positive(most),
+            expected_output_tokens=positive(expected),
             held_s=held_s,
         )
         turn = Turn(request.request_id, pool.name, self._count, program, request.identity.key, facts, self._now)

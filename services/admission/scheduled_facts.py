@@ -51,6 +51,21 @@ def program_of(request_id: str, identity: SessionIdentity, kind: RequestKind, mo
     return ProgramFacts(identity.key.text(), identity.key.family, parent, model)
 
 
+MOST_WISHED_S = 3600.0
+"""A client's priority moves its turn in the line by no more."""
+
+
+def positive(number: int | None) -> int | None:
+    """A client's count of tokens, where it says one that can be."""
+    return number if number is not None and number > 0 else None
+
+
+def wished(verdict: Verdict, priority: int, step_s: float) -> Verdict:
+    """With the client's priority (lower for earlier), of which each step counts as ``step_s`` of waiting."""
+    bias = max(-MOST_WISHED_S, min(MOST_WISHED_S, priority * step_s))
+    return replace(verdict, order_bias_s=verdict.order_bias_s + bias) if bias else verdict
+
+
 def advised(facts: TurnFacts, verdict: Verdict, seats: Mapping[Place, int]) -> TurnFacts:
     """With what users' policies say of the turn."""
     if not verdict.preferred and not verdict.order_bias_s:

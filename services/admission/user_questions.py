@@ -18,6 +18,7 @@ from services.admission.consulting import NO_VERDICT, Consultation, Consulting, 
 from services.admission.effects import AskPolicy, Effect
 from services.admission.outcomes import LeaseTold
 from services.admission.placement import Placement
+from services.admission.scheduled_facts import positive
 from services.admission.state import AdmissionState
 from services.admission.turn_counts import TurnCounts
 
@@ -96,7 +97,6 @@ class UserQuestions:
         model, tenant = request.model, request.identity.key.tenant
         record = self._state.requests.get(request.request_id)
         tenants = {tenant, *ledger.tenants(model)}.union(*(line.tenants(model) for line in self._waiting))
-        most = request.max_output_tokens
         return AdmitQuestion(
             request_id=request.request_id,
             model=model,
@@ -105,7 +105,9 @@ class UserQuestions:
             kind=request.kind,
             turn_index=self._state.turn_index(record) if record is not None else 0,
             input_tokens=request.input_tokens,
-            max_output_tokens=most if most is not None and most > 0 else None,
+            max_output_tokens=positive(request.max_output_tokens),
+            expected_output_tokens=positive(request.expected_output_tokens),
+            priority=request.priority,
             held_ms=max(0, int(ask.held_s * 1000)),
             expires_ms=max(0, int(ask.expires * 1000)),
             waiting=sum(line.turns(model) for line in self._waiting),

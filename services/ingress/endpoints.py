@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -105,10 +105,11 @@ class ClientRequest:
     """One request as read. ``body`` is the client's own; ``prompt`` is ``None`` where it cannot be scored (a batch, a
     stored previous response). ``choices``: how many answers are asked for. ``usage_asked``: the client will see usage
     in its stream; ``stream_options``: the body has that member, as an object. ``cache_salt``: the namespace in which
-    the engine caches the prompt (spec: engine-events §3). ``media``: what the prompt holds besides text, where that is
-    known at reading (of a prompt that is counted, it is known then). ``token_ids``: the client asked for the ids of
-    what is generated. ``tenant_salt``: the salt that goes into the body in place of the client's; ``nvext_salt``: the
-    one that the client has in ``nvext``."""
+    the engine caches the prompt (spec: engine-events §3). ``priority``: lower runs earlier; ``expected_output_tokens``:
+    what the client expects of its answer, beside what it allows (`services.ingress.client_hints`). ``media``: what the
+    prompt holds besides text, where that is known at reading (of a prompt that is counted, it is known then).
+    ``token_ids``: the client asked for the ids of what is generated. ``tenant_salt``: the salt that goes into the body
+    in place of the client's; ``nvext_salt``: the one that the client has in ``nvext``."""
 
     endpoint: Endpoint
     method: str = "POST"
@@ -121,6 +122,7 @@ class ClientRequest:
     max_output_tokens: int | None = None
     usage_asked: bool = True
     priority: int = 0
+    expected_output_tokens: int | None = None
     cache_salt: str | None = None
     media: Media = TEXT_ONLY
     token_ids: bool = False
@@ -136,6 +138,16 @@ class ClientRequest:
     def repeatable(self) -> bool:
         """Whether an engine may get it twice: what an unknown API does with the second nobody knows."""
         return self.endpoint != "passthrough" or self.method in ("GET", "HEAD")
+
+
+class _AgentHints(msgspec.Struct, forbid_unknown_fields=True):
+    """What the peer's clients say of a request; an unknown member or another type is an error there too."""
+
+    priority: int | None = None
+    strict_priority: int | None = None
+    osl: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    speculative_prefill: bool | None = None
+    latency_sensitivity: float | None = None
 
 
 class _Nvext(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,7 +166,7 @@ class _Nvext(msgspec.Struct, forbid_unknown_fields=True):
     decode_worker_id: Any = None
     dp_rank: Any = None
     prefill_dp_rank: Any = None
-    agent_hints: Any = None
+    agent_hints: _AgentHints | None = None
     request_timestamp_ms: Any = None
     routing_constraints: Any = None
     router: Any = None
@@ -231,6 +243,8 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
     request = build(decoded, body)
+    if decoded.nvext is not None or decoded.priority is not None:
+        request = replace(request, priority=_priority(decoded), expected_output_tokens=_expected(decoded))
     if decoded.nvext is not None and decoded.nvext.cache_salt is not None:
         request = replace(request, nvext_salt=str(decoded.nvext.cache_salt))
     if prompt_bytes is not None and len(body) > prompt_bytes and request.prompt is not None:
@@ -268,7 +282,6 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         choices=_choices(body.n),
         max_output_tokens=_first_number(body.max_completion_tokens, body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
-        priority=_priority(body),
         cache_salt=_salt(body.cache_salt),
         token_ids=body.return_token_ids is True,
     )
@@ -287,7 +300,6 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         choices=_choices(max(body.n or 1, body.best_of or 1)) * prompts,
         max_output_tokens=_first_number(body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
-        priority=_priority(body),
         cache_salt=_salt(body.cache_salt),
         media=_embeddings(body.prompt_embeds),
         token_ids=body.return_token_ids is True,
@@ -313,7 +325,6 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
         prompt=prompt if scored else None,
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_output_tokens),
-        priority=_priority(body),
         cache_salt=_salt(body.cache_salt),
         media=TEXT_ONLY if scored else media_of(raw, items),
     )
@@ -336,7 +347,6 @@ def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") 
         ),
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_tokens),
-        priority=_priority(body),
     )
 
 
@@ -401,11 +411,15 @@ def _tokens(ids: Sequence[object]) -> TokensPrompt:
 
 
 def _priority(body: _Body) -> int:
-    """The client's wish; what the engine sees is decided by admission."""
-    if body.priority is not None:
-        return _bounded(body.priority)
-    hinted = member(body.nvext.agent_hints, "priority") if body.nvext else None
-    return _bounded(hinted) if isinstance(hinted, int) and not isinstance(hinted, bool) else 0
+    """The client's wish, lower for earlier; what the engine sees is decided by admission. What is said to a scheduler
+    stands before what is said to the engine."""
+    hinted = body.nvext.agent_hints.priority if body.nvext and body.nvext.agent_hints else None
+    return -_bounded(hinted) if hinted is not None else _bounded(body.priority or 0)
+
+
+def _expected(body: _Body) -> int | None:
+    hinted = body.nvext.agent_hints.osl if body.nvext and body.nvext.agent_hints else None
+    return _bounded(hinted) if hinted else None
 
 
 def _salt(given: Any) -> str | None:

@@ -56,6 +56,7 @@ class Facts:
             pages=record.tokens.pages if record.tokens is not None else b"",
             page_size=record.tokens.page_size if record.tokens is not None else 0,
             max_output_tokens=record.request.max_output_tokens,
+            expected_output_tokens=record.request.expected_output_tokens,
             priority=record.request.priority,
             excluded=record.excluded,
             message_chain=record.messages.hashes if record.messages is not None else b"",

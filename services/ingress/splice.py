@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -73,6 +73,28 @@ def set_members(body: bytes, name: str, values: Sequence[tuple[str, bytes]]) -> 
     for key, value in reversed(values):
         body = set_member(body, (name, key), value)
     return body
+
+
+def without_members(body: bytes, names: Collection[str]) -> bytes:
+    """``body`` without the members of these names; the bytes of all others, and between them, stay.
+
+    ``body`` must be a valid JSON object. Raises `MisuseError`.
+    """
+    if not any(may_have(body, name) for name in names):
+        return body
+    begin = at = _open(body, 0)
+    if _NOTHING.match(body, at):
+        return body
+    kept: list[bytes] = []
+    while True:
+        name, value = _name(body, at)
+        end, last = _value_end(body, value)
+        stop = _token(body, end).start()
+        if name not in names:
+            kept.append(body[at:stop])
+        if last:
+            return b"".join((body[:begin], b",".join(kept), body[stop:]))
+        at = stop + 1
 
 
 def _set(body: bytes, start: int, path: tuple[str, ...], value: bytes) -> bytes:

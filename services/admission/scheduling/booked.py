@@ -307,7 +307,7 @@ class Booked(Base):
 
     def _charge(self, program: Program, turn: TurnFacts, size: int) -> int:
         """Tokens that the turn takes of its seat: its prompt, and room for its answer."""
-        output = self._output_tokens
+        output = turn.expected_output_tokens or self._output_tokens
         if output is None:
             output = round(self.learned.output_p90(program.key))
         if turn.max_output_tokens is not None:

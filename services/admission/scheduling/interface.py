@@ -38,10 +38,11 @@ class ProgramFacts:
 class TurnFacts:
     """A request that is ready to run. ``turn`` identifies it, once; ``index`` counts the program's turns from 0.
 
-    ``max_output_tokens``: what the client allows, where it says so. ``seat_bias``: what route policies on the bus
-    say of seats: blocks added to a seat's placement cost, by seat (negative: preferred). ``order_bias_s``: what admit
-    policies say of its turn in the queue: seconds added to its program's arrival (negative: earlier). ``held_s``: how
-    long it was held already by somebody else, who let it run (`Policy.turn_runs`): no time of its program's tool.
+    ``max_output_tokens``, ``expected_output_tokens``: what the client allows, and expects, where it says so.
+    ``seat_bias``: what route policies on the bus say of seats: blocks added to a seat's placement cost, by seat
+    (negative: preferred). ``order_bias_s``: what admit policies say of its turn in the queue: seconds added to its
+    program's arrival (negative: earlier). ``held_s``: how long it was held already by somebody else, who let it run
+    (`Policy.turn_runs`): no time of its program's tool.
     """
 
     turn: int
@@ -52,6 +53,7 @@ class TurnFacts:
     seat_bias: Mapping[int, float] = field(default_factory=dict)
     order_bias_s: float = 0.0
     held_s: float = 0.0
+    expected_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

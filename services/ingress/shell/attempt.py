@@ -17,7 +17,7 @@ from services.ingress.endpoints import ClientRequest
 from services.ingress.replies import relayed_error_event, says_no_such_api
 from services.ingress.shell.capture import Answer
 from services.ingress.shell.forwarding import downstream
-from services.ingress.splice import set_member, set_members
+from services.ingress.splice import set_member, set_members, without_members
 from services.ingress.sse import EventStream
 from web.client import AnswerStream, HttpClient, Timeouts
 from web.headers import Headers, find
@@ -40,6 +40,8 @@ class Splices(msgspec.Struct, frozen=True, kw_only=True):
     usage: bool = True
     priority: bool = True
     session_id: bool = False
+    stripped: tuple[str, ...] = ()
+    """Members that are taken out first."""
 
 
 def spliced_body(request: ClientRequest, splices: Splices, step: Forward) -> tuple[bytes, bool]:
@@ -47,10 +49,12 @@ def spliced_body(request: ClientRequest, splices: Splices, step: Forward) -> tup
     body = request.body
     if request.passed:
         return body, False
+    if splices.stripped:
+        body = without_members(body, splices.stripped)
     if request.tenant_salt is not None:
         salt = msgspec.json.encode(request.tenant_salt)
         body = set_member(body, ("cache_salt",), salt)
-        if request.nvext_salt is not None:
+        if request.nvext_salt is not None and "nvext" not in splices.stripped:
             body = set_member(body, ("nvext", "cache_salt"), salt)
     asks_usage = splices.usage and request.endpoint in USAGE_ENDPOINTS and not request.usage_asked
     if asks_usage:

@@ -11,6 +11,7 @@ from http import HTTPStatus
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from services.ingress.client_hints import with_hints
 from services.ingress.config import IngressSettings
 from services.ingress.core import IngressCore
 from services.ingress.decoding import SMALL_BYTES, encoding_of, unpacked
@@ -196,7 +197,7 @@ class FrontDoor:
         """A request of somebody who may ask. Returns the tokens that it took."""
         try:
             asked = self._read(endpoint, key, request)
-            asked = self._access.granted(key, asked)
+            asked = with_hints(self._access.granted(key, asked), signals)
         except IngressError as error:
             self._refuse(responder, reply_to(endpoint, error))
             return 0

@@ -61,6 +61,31 @@ async def test_a_grant_is_followed_and_its_priority_sent(stage: Stage) -> None:
     assert row.hold_reason == "no_room"
 
 
+async def test_admission_hears_what_clients_ask_of_a_scheduler(stage: Stage) -> None:
+    """By header and by the peer's members; no header of them reaches the engine, no member where the settings say that
+    it refuses them; what names a worker is not followed."""
+
+    def answer(question: AdmitRequest) -> list[AdmitReply]:
+        return [grant(stage, question, "worker-1")]
+
+    headers = {
+        "x_tidegate_priority": "4",
+        "x_tidegate_expected_output_tokens": "70",
+        "x_dynamo_worker_instance_id": "0",
+    }
+    hints = {"agent_hints": {"priority": 2, "osl": 300}}
+    async with stage.door() as door, stage.leader(answer) as asked:
+        await door.post(chat(nvext=hints), x_tidegate_session_id="h1")
+        await door.post(chat(nvext=hints), x_tidegate_session_id="h2", **headers)
+    async with stage.door(strip_hints=("nvext", "priority")) as door, stage.leader(answer):
+        await door.post(chat(nvext=hints, priority=7), x_tidegate_session_id="h3")
+    assert [(one.priority, one.expected_output_tokens) for one in asked] == [(-2, 300), (-4, 70)]
+    first, second, third = stage.engines["worker-1"].seen
+    assert json.loads(first.body)["nvext"] == json.loads(second.body)["nvext"] == hints
+    assert json.loads(third.body).keys().isdisjoint({"nvext", "priority"})
+    assert not [name for name, _ in second.headers if name.startswith((b"x-tidegate", b"x-dynamo"))]
+
+
 async def test_of_two_leaders_the_newer_one_is_followed(stage: Stage) -> None:
     """A bus that was cut has two for a while: an older one's answer is not taken once a newer one was heard, however
     early it comes."""

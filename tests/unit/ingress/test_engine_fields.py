@@ -155,6 +155,26 @@ def test_nothing_but_the_members_moves() -> None:
     assert sent(BODY, FIELDS) == BODY.replace(b"{ ", b"{" + put + b", ", 1)
 
 
+@pytest.mark.parametrize("named", [(), ("nvext",), ("priority",), ("nvext", "priority")])
+def test_hints_do_not_reach_engines_that_refuse_them(named: tuple[str, ...]) -> None:
+    """Members for schedulers are taken out where the settings say so, and nothing else of the body; what admission
+    decided and the tenant's salt are put in afterwards."""
+    hints = {"nvext": b'"nvext":{"agent_hints":{"osl":9},"cache_salt":"x"},', "priority": b'"priority":4,'}
+    plain = b'{"model":"m", "messages":[ ]}'
+    body = plain.replace(b"{", b"{" + b"".join(hints.values()), 1)
+    request = read_request("chat_completions", body)
+    assert (request.priority, request.expected_output_tokens) == (4, 9)
+    forward = Forward("r", 0, "w1", "http://w1", 0, 1, None)
+    kept = b"".join(value for name, value in hints.items() if name not in named)
+    splices = Splices(usage=False, stripped=named)
+    assert spliced_body(request, splices, forward)[0] == plain.replace(b"{", b"{" + kept, 1)
+    decided = Forward("r", 0, "w1", "http://w1", 0, 1, -2)
+    assert json.loads(spliced_body(request, splices, decided)[0])["priority"] == -2
+    salted = json.loads(spliced_body(replace(request, tenant_salt="ours"), splices, forward)[0])
+    assert salted["cache_salt"] == "ours"
+    assert ("nvext" in salted) == ("nvext" not in named)
+
+
 @pytest.mark.parametrize("given", [b'{ "mine" : 1.50, "job_id":"forged" }', b"null", b"{}", b"7"])
 def test_what_the_client_said_beside_them_stays(given: bytes) -> None:
     """A client's own ``vllm_xargs`` keep their members; those of ours are ours; what is no object is replaced."""

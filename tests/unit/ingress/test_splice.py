@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingress.errors import MisuseError
-from services.ingress.splice import members, set_member
+from services.ingress.splice import members, set_member, without_members
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 values = st.recursive(
@@ -77,6 +77,26 @@ def test_anything_but_an_object_is_a_bug(body: bytes) -> None:
     """Bodies were decoded before they are spliced; anything else is a misuse, not a wrong result."""
     with pytest.raises(MisuseError):
         set_member(body, ("a", "b"), b"1")
+
+
+@given(bodies, layouts, st.booleans(), st.sampled_from([None, 2]), st.sets(names, max_size=3))
+def test_members_are_taken_out(
+    body: dict[str, Any], layout: tuple[str, str], ascii_only: bool, indent: int | None, unwanted: set[str]
+) -> None:
+    """What is left reads as the object without them; a body that has none of them is the same bytes."""
+    raw = written(body, layout, ascii_only, indent)
+    left = without_members(raw, unwanted)
+    assert json.loads(left) == {name: value for name, value in body.items() if name not in unwanted}
+    assert unwanted & body.keys() or left == raw
+
+
+def test_only_the_members_bytes_go() -> None:
+    """First, last, in the middle, twice, escaped, nested ones not; all else stays as it was written."""
+    body = b'{ "nvext" : {"a":[1,{}]} , "m":1.0 ,"n\\u0076ext":2,\n"t": {"nvext":3} , "nvext":"x,}" }'
+    assert without_members(body, ("nvext",)) == b'{ "m":1.0 ,\n"t": {"nvext":3} }'
+    assert without_members(b'{"nvext":1}', ("nvext",)) == b"{}"
+    assert without_members(b'{"a":1,"b":2}', ("a", "b")) == b"{}"
+    assert without_members(b" { } ", ("a",)) == b" { } "
 
 
 def test_nesting_deeper_than_the_stack_is_spliced() -> None:

@@ -58,8 +58,8 @@ def in_band(effects: list[Effect]) -> dict[str, object]:
 
 
 def test_a_held_stream_is_told_so_as_often_as_wanted_until_its_engine_answers() -> None:
-    """C4: not before it has been held for so long; then every time as long has passed, while it waits for its engine too;
-    the first token is the engine's."""
+    """C4: not before it has been held for so long; then every time as long has passed, while it waits for its engine
+    too; the first token is the engine's."""
     scene = holding("w1")
     assert comments(scene.play(events.Tick(), after_s=EVERY_S - 1)) == []
     assert comments(scene.play(events.Tick(), after_s=1)) == [b": held 15 s, no_room\n\n"]

@@ -15,6 +15,7 @@ from load.soak.attribution import Symptom
 from load.soak.books import Exchange
 from load.soak.conversations import KEPT_BYTES, PATHS, Ask, Conversation, error_code, stream_end
 from load.soak.parts import MODEL
+from services.ingress.replies import REASON_HEADER
 from web.client import AnswerStream, HttpClient, Timeouts
 from web.errors import ConnectError, ConnectionLostError, WebError
 from web.headers import find
@@ -142,7 +143,8 @@ async def _read(ask: Ask, stream: AnswerStream, seen: Exchange) -> Exchange:
     except ConnectionLostError:
         lost = True
     if stream.status != 200:
-        return replace(seen, symptom="status", reason=error_code(kept) or "")
+        said = find(stream.headers, REASON_HEADER)
+        return replace(seen, symptom="status", reason=said.decode("ascii") if said else error_code(kept) or "")
     if not ask.stream:
         return replace(seen, symptom="cut_answer") if lost else seen
     end = stream_end(ask.api, kept)

@@ -20,6 +20,9 @@ ended well, without what its API ends with. ``timeout``: nothing came for longer
 _BROKEN_OFF = ("in_band", "cut_answer")
 """What a client sees of an engine that goes after its first byte."""
 
+_NOT_READY = "no_worker"
+"""What a front door says that has just been started and has heard of no worker: it is not ready either."""
+
 EDGE_S = 0.5
 """Clocks are one, but what a client sees comes a little before or after."""
 
@@ -88,6 +91,8 @@ def explain(failure: Failure, faults: Sequence[Fault]) -> tuple[Fault, str] | No
 
 def _class_of(failure: Failure, fault: Fault) -> str | None:
     at_door = failure.ingress == fault.name
+    if at_door and failure.reason == _NOT_READY and failure.ended_at >= fault.mended_at:
+        return "ingress_starting"
     match fault.step.what, fault.step.kind:
         case "kill", "ingress":
             gone = failure.symptom in ("no_connection", "connection_lost", "cut_answer")

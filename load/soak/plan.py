@@ -72,8 +72,8 @@ _SOURCE = frozenset({"catching_up", "approximate", "blind"})
 PROMISES: dict[tuple[What, str], Promise] = {
     ("kill", "engine"): Promise(10_000, failures=frozenset({"engine_killed"}), marks=_SOURCE),
     ("hang", "engine"): Promise(5_000, failures=frozenset({"engine_hung"}), marks=_SOURCE),
-    ("kill", "ingress"): Promise(10_000, failures=frozenset({"ingress_killed"})),
-    ("stop", "ingress"): Promise(10_000, failures=frozenset({"ingress_stopped"})),
+    ("kill", "ingress"): Promise(10_000, failures=frozenset({"ingress_killed", "ingress_starting"})),
+    ("stop", "ingress"): Promise(10_000, failures=frozenset({"ingress_stopped", "ingress_starting"})),
     ("partition", "ingress"): Promise(3_000, marks=_FALLBACK),
     ("kill", "bridge"): Promise(10_000, marks=_SOURCE),
     ("partition", "bridge"): Promise(5_000, marks=_SOURCE),

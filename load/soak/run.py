@@ -23,6 +23,7 @@ _FIRST_REQUESTS, _CALM_REQUESTS = 20, 8
 _WHOLE_S = 60.0
 _SERVED_S = 60.0
 _SETTLE_S = 60.0
+_AGAIN_S = 1.0
 _LOOK_S, _LEADER_LOOK_S = 0.1, 0.05
 _WITHOUT_PRESSURE = 9
 """Times its bound that something may take longer where the machine does not say what it was short of."""
@@ -194,6 +195,7 @@ class _Run:
                 return time.time()
             for name in self._house.ended():
                 self.problems.append(f"{name} ended by itself")
+                await asyncio.sleep(_AGAIN_S)
                 await self._house.start_part(name)
             await asyncio.sleep(_LOOK_S)
         self.problems.append(f"not whole in {_WHOLE_S:g} s: {why}")

@@ -25,6 +25,7 @@ from schemas.trace import RequestMetrics, TracedWorker
 
 FAILURE = Failure("ingress-1", 99.0, 101.0, "connection_lost")
 DIED = replace(FAILURE, symptom="in_band", worker="engine-1", outcome="upstream_lost")
+STARTING = replace(FAILURE, ended_at=103.0, symptom="status", reason="no_worker")
 HUNG = replace(DIED, outcome="upstream_timeout")
 
 
@@ -61,6 +62,10 @@ def row(number: int, outcome: str = "completed", worker: str = "engine-1") -> Re
         ("stop", "ingress-1", replace(FAILURE, symptom="status", reason="stopping"), "ingress_stopped"),
         ("stop", "ingress-1", replace(FAILURE, symptom="no_connection"), "ingress_stopped"),
         ("stop", "ingress-1", FAILURE, None),
+        ("stop", "ingress-1", STARTING, "ingress_starting"),
+        ("kill", "ingress-1", STARTING, "ingress_starting"),
+        ("kill", "ingress-2", STARTING, None),
+        ("kill", "ingress-1", replace(STARTING, ended_at=101.0), None),
         ("kill", "engine-1", DIED, "engine_killed"),
         ("kill", "engine-1", replace(DIED, symptom="cut_answer"), "engine_killed"),
         ("kill", "engine-1", replace(DIED, worker="engine-2"), None),

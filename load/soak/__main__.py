@@ -76,6 +76,9 @@ def main(as_json: bool, minutes: float, seed: int, nats: str, faults: int | None
             found = uvloop.run(until_interrupted(soak(options, progress)))
         except SoakError as error:
             raise click.ClickException(str(error)) from error
+    if workdir is None and (found is None or found.ok):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
     if found is None:
         sys.exit(INTERRUPTED_EXIT)
     if as_json:
@@ -85,9 +88,6 @@ def main(as_json: bool, minutes: float, seed: int, nats: str, faults: int | None
         _say(found)
     if not found.ok:
         click.echo(f"logs: {folder / 'logs'}", err=True)
-    elif workdir is None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
     click.echo(json.dumps(found.summary))
     sys.exit(0 if found.ok else 1)
 

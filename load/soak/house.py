@@ -184,7 +184,8 @@ class House:
         late = []
         for group in _groups(order):
             for name in group:
-                self.let_back(name) if name in self._relays else None
+                if name in self._relays:
+                    self.let_back(name)
                 self.signal_part(name, signal.SIGCONT)
             clean = await asyncio.gather(*(self.end_part(name, signal.SIGTERM) for name in group))
             late += [name for name, well in zip(group, clean, strict=True) if not well]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from load.soak.attribution import Fault
@@ -145,8 +145,3 @@ def _event(each: Recovery, start: float) -> dict[str, Any]:
 def _some(what: str, found: Sequence[str]) -> list[str]:
     told = [f"{what}: {each}" for each in found[:_SAID]]
     return [*told, f"{what}: {len(found) - _SAID} more"] if len(found) > _SAID else told
-
-
-def as_counts(still: Any) -> dict[str, int]:
-    """A dataclass of counts, by name."""
-    return {str(name): int(value) for name, value in asdict(still).items()}

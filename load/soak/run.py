@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from load.soak.attribution import Fault
 from load.soak.books import row_book, short_between
 from load.soak.house import House
 from load.soak.plan import ADMISSIONS, INGRESSES, LEADER, STANDBY, TAKEOVER_MS, Step, steps
-from load.soak.report import Observed, Report, as_counts, report
+from load.soak.report import Observed, Report, report
 from load.soak.watch import Watch, recorded
 
 _FIRST_REQUESTS, _CALM_REQUESTS = 20, 8
@@ -212,6 +212,6 @@ class _Run:
             still = await self.watch.still()
             rows = await asyncio.to_thread(recorded, self._house.traces)
             if (still.clean and not row_book(self.agents.exchanges, rows).lost) or time.monotonic() > deadline:
-                self.still = as_counts(still)
+                self.still = asdict(still)
                 return
             await asyncio.sleep(_LOOK_S)

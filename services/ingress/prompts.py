@@ -118,7 +118,9 @@ class ChatTemplate:
         except _TEMPLATE_FAILURES as error:
             raise TemplateError(f"the messages cannot be rendered: {error}") from error
 
-    def _prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if type(message.get("content")) is str and not self.loops_over_parts and not message.get("tool_calls"):
+            return message  # as nearly all are: the sandbox changes nothing in it
         prepared = dict(message)
         prepared["content"] = self._content(message.get("content"))
         calls = message.get("tool_calls")

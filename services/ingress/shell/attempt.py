@@ -17,7 +17,7 @@ from services.ingress.endpoints import ClientRequest
 from services.ingress.replies import relayed_error_event, says_no_such_api
 from services.ingress.shell.capture import Answer
 from services.ingress.shell.forwarding import downstream
-from services.ingress.splice import set_member, set_members, without_members
+from services.ingress.splice import set_all, set_member, set_members, without_members
 from services.ingress.sse import EventStream
 from web.client import AnswerStream, HttpClient, Timeouts
 from web.headers import Headers, find
@@ -51,19 +51,21 @@ def spliced_body(request: ClientRequest, splices: Splices, step: Forward) -> tup
         return body, False
     if splices.stripped:
         body = without_members(body, splices.stripped)
+    changes: list[tuple[tuple[str, ...], bytes]] = []
     if request.tenant_salt is not None:
         salt = msgspec.json.encode(request.tenant_salt)
-        body = set_member(body, ("cache_salt",), salt)
+        changes.append((("cache_salt",), salt))
         if request.nvext_salt is not None and "nvext" not in splices.stripped:
-            body = set_member(body, ("nvext", "cache_salt"), salt)
+            changes.append((("nvext", "cache_salt"), salt))
     asks_usage = splices.usage and request.endpoint in USAGE_ENDPOINTS and not request.usage_asked
     if asks_usage:
-        body = set_member(body, ("stream_options", "include_usage"), b"true")
+        changes.append((("stream_options", "include_usage"), b"true"))
     if splices.priority and step.priority is not None:
-        body = set_member(body, ("priority",), b"%d" % step.priority)
+        changes.append((("priority",), b"%d" % step.priority))
     session_id = step.session_id if splices.session_id else step.fields.session_id
     if session_id:
-        body = set_member(body, ("session_id",), msgspec.json.encode(session_id))
+        changes.append((("session_id",), msgspec.json.encode(session_id)))
+    body = set_all(body, changes)
     if step.fields.xargs:
         body = set_members(body, "vllm_xargs", step.fields.xargs)
     if step.fields.kv_hints is not None:

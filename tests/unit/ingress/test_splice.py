@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingress.errors import MisuseError
-from services.ingress.splice import members, set_member, without_members
+from services.ingress.splice import members, set_all, set_member, without_members
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 values = st.recursive(
@@ -57,6 +57,21 @@ def test_a_nested_member(body: dict[str, Any], layout: tuple[str, str], options:
     spliced = json.loads(set_member(raw, ("stream_options", "include_usage"), b"true"))
     before = options if isinstance(options, dict) else {}
     assert spliced == {**body, "stream_options": {**before, "include_usage": True}}
+
+
+paths = st.tuples(names) | st.tuples(names, names)
+
+
+@given(bodies, layouts, st.lists(st.tuples(paths, values), max_size=4))
+def test_several_members(
+    body: dict[str, Any], layout: tuple[str, str], wanted: list[tuple[tuple[str, ...], Any]]
+) -> None:
+    """In one look what comes of one after the other, byte for byte, also where one is in another."""
+    changes = [(path, json.dumps(value).encode()) for path, value in wanted]
+    raw = expected = written(body, layout, True, None)
+    for path, value in changes:
+        expected = set_member(expected, path, value)
+    assert set_all(raw, changes) == expected
 
 
 def test_every_occurrence_is_replaced() -> None:

@@ -76,7 +76,7 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     policy_questions: int = 256
     max_deciding: int = 1024
     warmup_s: float = 1.2
-    grant_ttl_s: float = 15.0
+    grant_ttl_s: float = 8.0
     ingress_lost_s: float = 5.0
     worker_lost_s: float = 5.0
     session_idle_s: float = 1800.0

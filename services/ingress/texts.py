@@ -2,8 +2,10 @@
 
 The text only has to be the same for what a model sees the same, and to grow at its end when the conversation does:
 tools, system, then one message after the other. It is nobody's chat template. What the model does not see is left out
-(spec: harness.md §6.3: cache marks, item ids, reasoning of earlier turns); what cannot be read as text (an image) goes
-in as its JSON; nothing here refuses a prompt. One message is decoded at a time, and none beyond the bound.
+(spec: harness.md §6.3: cache marks, item ids, reasoning of earlier turns); an image or the like goes in as a typed key,
+of its kind and a digest (engines key theirs so, spec: engine-events §2.4): its bytes are no text, and where it is found
+again no more is claimed than its key is long; other things that are no text go in as JSON; nothing here refuses a
+prompt. One message is decoded at a time, and none beyond the bound.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from kvcore.text_blocks import BYTES_PER_TOKEN, TextChain
 from schemas.base import UNDECODABLE
 from services.ingress.canonical import TEXT_PARTS, type_of
 from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt
+from services.ingress.modalities import KINDS
 
 _ITEM, _PART = "\x1e", "\x1f"
 """Before an item (a tool, a message), and before each further thing in it."""
@@ -43,7 +47,7 @@ def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int
     """The text chain of a request's prompt, of at most ``max_bytes`` of it; ``None`` where there is no text.
 
     A prompt that was let go because of its size (`LargePrompt`) is taken as the body that it came in: that begins
-    alike from turn to turn as well.
+    alike from turn to turn as well; but not one with media in it, which would be taken for text.
     """
     chain = TextChain(block_bytes, max_bytes=max_bytes, adapter=adapter, salt=request.cache_salt)
     match request.prompt:
@@ -54,7 +58,7 @@ def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int
                     break
         case TextPrompt(text=text):
             chain.feed(text[:max_bytes].encode("utf-8", "surrogatepass"))
-        case LargePrompt():
+        case LargePrompt() if not request.media.parts:
             chain.feed(request.body)
         case _:
             return None
@@ -145,13 +149,18 @@ def _utf8(text: str) -> bytes:
 
 def _json(value: Any) -> bytes:
     try:
-        return msgspec.json.encode(_without_marks(value))
+        return msgspec.json.encode(_keyed(value))
     except (RecursionError, UnicodeEncodeError, msgspec.EncodeError):
         return b"?"
 
 
-def _without_marks(value: Any) -> Any:
-    """Without cache marks, which wander from message to message (spec: user-cases C5)."""
-    if isinstance(value, dict):
-        return {name: _without_marks(item) for name, item in value.items() if name != "cache_control"}
-    return [_without_marks(item) for item in value] if isinstance(value, list) else value
+def _keyed(value: Any) -> Any:
+    """With a key in place of each image and the like, and without cache marks, which wander from message to message
+    (spec: user-cases C5)."""
+    if isinstance(value, list):
+        return [_keyed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    plain = {name: _keyed(item) for name, item in value.items() if name != "cache_control"}
+    kind = KINDS.get(type_of(value))
+    return plain if kind is None else {kind: f"{xxh3_64_intdigest(msgspec.json.encode(plain)):016x}"}

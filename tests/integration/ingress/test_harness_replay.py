@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -31,6 +31,8 @@ from services.ingress.message_chain import message_chain
 from tests.integration.ingress.support import ASSETS, MODEL, Door, System, running_bridged, until
 from tests.support.harness import (
     AIDER,
+    CLAUDE,
+    CODEX,
     HARNESSES,
     QWEN,
     WHO,
@@ -132,6 +134,7 @@ class Replay:
     rows: dict[str, RequestMetrics]
     accepted: dict[str, RequestAccepted]
     facts: dict[SessionKey, list[SessionFact]]
+    head: Answer
     resident: set[int] = field(default_factory=set)
 
     def agents(self) -> dict[tuple[object, ...], list[Sent]]:
@@ -228,10 +231,9 @@ async def replay(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repl
             sent = prepared()
             await replayed(door, sent, heard)
             head = await door.client.fetch("HEAD", door.url + "/", [], b"", Timeouts(total_s=10))
-            assert (head.status < 500, head.body) == (True, b"")
             assert door.service.in_flight == 0
             await until(lambda: len(_rows(system)) >= len(sent), 30)
-        yield Replay(sent, witness.seen, _rows(system), heard.accepted, heard.facts, await _resident(system))
+        yield Replay(sent, witness.seen, _rows(system), heard.accepted, heard.facts, head, await _resident(system))
 
 
 def _rows(system: System) -> dict[str, RequestMetrics]:
@@ -342,28 +344,64 @@ async def test_only_turns_move_sessions(replay: Replay) -> None:
 async def test_every_earlier_message_matches(replay: Replay) -> None:
     """From turn to turn of each conversation, unless its harness has made its history shorter between them: all parts
     of the prompt before, in what the engine got; the engine had all of its blocks cached, and we knew it."""
-    pairs, known, rewritten = 0, 0, Counter[str]()
-    for requests in conversations(replay).values():
+    pairs, known, rewritten = 0, 0, []
+    for talk, requests in conversations(replay.sent).items():
         numbers = [number for number, sent in enumerate(requests) if sent.moves]
         for one, two in pairwise(numbers):
             before, after = requests[one], requests[two]
             if any(sent.expected.kind == "compaction" for sent in requests[one:two]):
                 continue
             if not parts(replay, after).startswith(parts(replay, before)):
-                rewritten[after.harness] += 1
+                rewritten.append((*talk, one, two))
                 continue
             row, earlier = replay.rows[after.request_id], replay.rows[before.request_id]
             cached, asked = row.cached_tokens or 0, earlier.input_tokens or 0
             assert asked - cached <= 2 * BLOCK  # the prompt's last words ask for an answer
             pairs += 1
             known += row.predicted_cached_tokens == cached
-    # harness.md §5: aider makes its list anew, Qwen Code drops a reminder from its first message when it is resumed
-    assert rewritten == {AIDER: 1, QWEN: 2}
+    assert sorted(rewritten) == sorted(REWRITTEN)
     assert pairs == 189
     assert known >= 0.9 * pairs  # an event may come after the next question
 
 
-def conversations(replay: Replay) -> dict[tuple[str, ...], list[Sent]]:
+AIDER_AGAIN = (AIDER, "two-runs-restore-history", "A", 0, 1)
+QWEN_RESUMED = [(QWEN, f"{api}-subagent-continue", "A", 3, 4) for api in ("chat", "responses")]
+REWRITTEN = (AIDER_AGAIN, *QWEN_RESUMED)
+"""Harness, scenario, agent and the numbers of two turns of his between which the harness itself changed what it had
+said before; why, say the two tests below."""
+
+
+def recorded_messages(talk: tuple[str, str, str, int, int]) -> tuple[list[Any], list[Any]]:
+    """Of the two turns, as recorded."""
+    requests = conversations(prepared())[talk[:3]]
+    before, after = (json.loads(requests[number].body) for number in talk[3:])
+    name = "messages" if "messages" in before else "input"
+    return before[name], after[name]
+
+
+async def test_aider_puts_what_it_restores_before_its_files() -> None:
+    """Its second run has the first one's question and answer between the examples and the files, where the first run
+    had the files at once: equal are the five messages before them, and the two of the files, two places later."""
+    before, after = recorded_messages(AIDER_AGAIN)
+    assert (len(before), len(after)) == (8, 10)
+    assert after[:5] == before[:5]
+    assert after[7:9] == before[5:7] != after[5:7]
+    assert [message["role"] for message in after[5:7]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("talk", QWEN_RESUMED, ids=[talk[1] for talk in QWEN_RESUMED])
+async def test_qwen_drops_a_reminder_when_it_is_resumed(talk: tuple[str, str, str, int, int]) -> None:
+    """``-c``: the fourth of the five texts of its first user message is gone; all others, and all that was said since,
+    are as they were."""
+    before, after = recorded_messages(talk)
+    first = next(number for number, message in enumerate(before) if message.get("role") == "user")
+    said, says = before[first].pop("content"), after[first].pop("content")
+    assert len(said) == 5
+    assert says == said[:3] + said[4:]
+    assert after[: len(before)] == before
+
+
+def conversations(sent: Sequence[Sent]) -> dict[tuple[str, ...], list[Sent]]:
     """Requests by who sent them in truth, also where no header says so."""
     truth = {
         scenario: [
@@ -372,10 +410,10 @@ def conversations(replay: Replay) -> dict[tuple[str, ...], list[Sent]]:
         for scenario, text in SENDERS.items()
     }
     talks: dict[tuple[str, ...], list[Sent]] = defaultdict(list)
-    for scenario, group in groupby(replay.sent, key=lambda one: (one.harness, one.scenario)):
-        for number, sent in enumerate(group):
-            who = (truth[scenario][number],) if scenario in truth else sent.expected.path
-            talks[(*scenario, *who)].append(sent)
+    for scenario, group in groupby(sent, key=lambda one: (one.harness, one.scenario)):
+        for number, one in enumerate(group):
+            who = (truth[scenario][number],) if scenario in truth else one.expected.path
+            talks[(*scenario, *who)].append(one)
     return talks
 
 
@@ -403,17 +441,80 @@ async def test_tokens_are_the_engines(replay: Replay) -> None:
         assert (row.predicted_cached_tokens or 0) <= (row.cached_tokens or 0)
 
 
-async def test_what_others_stumble_over_is_among_them(replay: Replay) -> None:
-    """25 counts at once, tools in namespaces, system messages in a conversation, headers of 900 bytes: recorded, sent
-    and served (the tests above hold for them too)."""
-    counts = Counter(sent.scenario for sent in replay.sent if sent.expected.kind == "count_tokens")
-    assert sorted(counts.values()) == [24, 25]
-    bodies = [(sent, json.loads(sent.body)) for sent in replay.sent]
-    namespaces = sum(any(tool.get("type") == "namespace" for tool in body.get("tools", ())) for _, body in bodies)
-    system = sum(
-        any(message["role"] == "system" for message in body.get("messages", ()))
-        for sent, body in bodies
+# What others stumble over: recorded, sent, and served like everything else above
+
+
+async def test_head_of_the_root(replay: Replay) -> None:
+    """Old versions of Claude Code ask `HEAD /` once at their start: answered, without a body, and no request."""
+    assert (replay.head.status, replay.head.body) == (200, b"")
+    assert len(replay.rows) == len(replay.sent) == 326
+
+
+async def test_25_counts_at_once(replay: Replay) -> None:
+    """`/context`: sent beside each other, each has the engine's number and one row, costs no grant, and is of the
+    session whose header it carries."""
+    counts: dict[str, list[Sent]] = defaultdict(list)
+    for sent in replay.sent:
+        if sent.expected.kind == "count_tokens":
+            counts[sent.scenario].append(sent)
+    assert sorted(map(len, counts.values())) == [24, 25]
+    for group in counts.values():
+        rows = [replay.rows[sent.request_id] for sent in group]
+        assert {(row.kind, row.outcome, row.grant_id, row.output_tokens) for row in rows} == {
+            ("count_tokens", "completed", None, 0)
+        }
+        said = [json.loads(replay.seen[sent.request_id].said)["input_tokens"] for sent in group]
+        assert [row.input_tokens for row in rows] == said
+        (session,) = {replay.accepted[sent.request_id].identity.key for sent in group}
+        assert session.family == "claude_code"
+
+
+async def test_tools_in_namespaces(replay: Replay) -> None:
+    """Codex: a tool that holds tools passes as it came, and its functions are in the prompt, so that our tokens are the
+    engine's (`test_tokens_are_the_engines`)."""
+    with_namespace = []
+    for sent in replay.sent:
+        for tool in json.loads(sent.body).get("tools", ()):
+            if tool.get("type") == "namespace":
+                assert tool["tools"]
+                assert json.loads(replay.seen[sent.request_id].request.body)["tools"].count(tool) == 1
+                with_namespace.append(sent)
+    assert len(with_namespace) == 76
+    assert {sent.harness for sent in with_namespace} == {CODEX}
+    assert {replay.rows[sent.request_id].outcome for sent in with_namespace} == {"completed"}
+
+
+async def test_system_messages_in_a_conversation(replay: Replay) -> None:
+    """Claude Code: `role: system` among Messages, whose texts become lists and plain again; each is a part of the
+    prompt that is found again on the next turn (`test_every_earlier_message_matches`)."""
+    with_system = [
+        sent
+        for sent in replay.sent
         if sent.row["path"].startswith("/v1/messages")
-    )
-    assert (namespaces, system) == (76, 78)
-    assert max(len(value) for sent in replay.sent for _, value in sent.headers) == 899
+        and any(message["role"] == "system" for message in json.loads(sent.body)["messages"])
+    ]
+    assert len(with_system) == 78
+    assert {sent.harness for sent in with_system} == {CLAUDE}
+    assert {replay.rows[sent.request_id].outcome for sent in with_system} == {"completed"}
+    shapes = {
+        type(message["content"])
+        for sent in with_system
+        for message in json.loads(sent.body)["messages"]
+        if message["role"] == "system"
+    }
+    assert shapes == {str, list}
+
+
+async def test_headers_of_900_bytes(replay: Replay) -> None:
+    """Codex's `x-codex-turn-metadata` reaches the engine whole, and the turn that it names is known."""
+    name = b"x-codex-turn-metadata"
+    found = {}
+    for sent in replay.sent:
+        said = find(sent.headers, name)
+        if said is None:
+            continue
+        assert find(replay.seen[sent.request_id].request.headers, name) == said
+        assert replay.accepted[sent.request_id].identity.turn_id == json.loads(said)["turn_id"]
+        found[sent.request_id] = len(said)
+    assert len(found) == sum(sent.harness == CODEX for sent in replay.sent) > 0
+    assert max(found.values()) == 899

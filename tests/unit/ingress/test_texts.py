@@ -161,3 +161,51 @@ def test_what_nests_too_deep_is_one_block_of_the_many() -> None:
     deep = '{"model":"m","messages":[{"role":"user","content":[' + "[" * 900 + "]" * 900 + "]}]}"
     request = read_request("chat_completions", deep.encode())
     assert text_blocks(request, adapter=None, block_bytes=4, max_bytes=1 << 20) is not None
+
+
+def pictures(endpoint: Endpoint, data: str, *, after: str = LONG) -> dict[str, Any]:
+    """One prompt with an image of these bytes, and a text after it, in the API's own words."""
+    match endpoint:
+        case "chat_completions":
+            image: Any = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+            content = [{"type": "text", "text": LONG}, image, {"type": "text", "text": after}]
+            return {"messages": [said("user", content)]}
+        case "responses":
+            image = {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
+            content = [{"type": "input_text", "text": LONG}, image, {"type": "input_text", "text": after}]
+            return {"input": [{"type": "message", "role": "user", "content": content}]}
+        case _:
+            image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+            result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+            return {
+                "messages": [said("user", [{"type": "text", "text": LONG}, result, {"type": "text", "text": after}])]
+            }
+
+
+@pytest.mark.parametrize("endpoint", ["chat_completions", "responses", "messages"])
+def test_an_image_is_a_typed_key_and_no_text(endpoint: Endpoint) -> None:
+    """However large: its prompt's chain is as long as with another, so that finding it again claims no tokens for its
+    bytes. Another image is another prompt from there on, and no other part of it; the same is the same."""
+    small, large = (chain_of(endpoint, **pictures(endpoint, data)) for data in ("AAAA", "B" * 400_000))
+    assert len(small) == len(large)
+    assert len(large) // 8 * BLOCK_BYTES < 2 * len(LONG) + 300
+    again = chain_of(endpoint, **pictures(endpoint, "B" * 400_000, after=LONG + LONG))
+    assert again.startswith(large)
+    before = len(LONG) // BLOCK_BYTES * 8
+    assert small[:before] == large[:before]
+    assert small[-8:] != large[-8:]
+
+
+def test_a_key_names_its_kind() -> None:
+    """The same bytes as an image and as a file are two prompts."""
+    chains = {
+        chain_of(messages=[said("user", [{"type": "text", "text": LONG}, {"type": kind, "x": "AAAA"}])], tools=TOOLS)
+        for kind in ("image_url", "file", "input_audio")
+    }
+    assert len(chains) == 3
+
+
+def test_a_large_body_with_an_image_has_no_chain() -> None:
+    """Its bytes would be taken for text; one of text alone is taken as it came."""
+    assert blocks_of(**pictures("chat_completions", "A" * 9_000), prompt_bytes=100) is None
+    assert blocks_of(messages=CHAT[:2], prompt_bytes=100) is not None

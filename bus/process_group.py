@@ -206,7 +206,6 @@ class _Member:
         self._history = restarts.History()
         self._process: asyncio.subprocess.Process | None = None
         self._pages: str | None = None
-        self._heard = 0.0
         self._stopping = asyncio.Event()
         metrics.up.labels(str(self.number)).set(0)
         metrics.restarts.labels(str(self.number))
@@ -263,7 +262,6 @@ class _Member:
         try:
             while told := await reader.readline():
                 said = msgspec.json.decode(told, type=Told)
-                self._heard = time.monotonic()
                 self._pages = said.pages
                 if said.started:
                     self._history = restarts.became_ready(self._history)
@@ -276,21 +274,22 @@ class _Member:
 
     async def watch(self) -> None:
         """Look whether it answers; kill what has been silent for too long."""
+        watched, silence = self._process, restarts.Silence(self._hung_s)
         while True:
             await asyncio.sleep(_LIVENESS_S)
             process = self._process
             if self._pages is None or process is None:
                 continue
+            if process is not watched:
+                watched, silence = process, restarts.Silence(self._hung_s)
             answered = await self.ask("/healthz") is not None
             if process is not self._process or self._pages is None:
                 continue
             self._metrics.up.labels(str(self.number)).set(answered)
-            if answered:
-                self._heard = time.monotonic()
-            elif time.monotonic() - self._heard > self._hung_s and not self._stopping.is_set():
+            if silence.looked(answered, time.monotonic()) and not self._stopping.is_set():
                 log.error("process_hung", process=self.number, silent_s=self._hung_s)
                 self._metrics.hung.labels(str(self.number)).inc()
-                self._heard = time.monotonic()
+                silence = restarts.Silence(self._hung_s)
                 self.signal(signal.SIGKILL)
 
     async def ask(self, path: str) -> Answer | None:

@@ -1,4 +1,4 @@
-"""When a child that ended is started again: back-off, and giving up on a crash loop. Pure.
+"""When a child that ended is started again: back-off, and giving up on a crash loop; and when one hangs. Pure.
 
 The delay starts at ``first_delay_s`` and grows by ``factor`` with each exit up to ``max_delay_s``; a child that ran for
 ``steady_s`` starts afresh. ``max_exits`` exits without a steady run are a crash loop: it is left alone, and its owner
@@ -72,3 +72,26 @@ def exited(history: History, code: int, now: float, rules: RestartRules) -> tupl
         return history, GiveUp("crash_loop", f"it ended {exits} times without running {rules.steady_s:g} s")
     delay_s = min(rules.max_delay_s, rules.first_delay_s * rules.factor ** (exits - 1))
     return replace(history, restarts=history.restarts + 1), Restart(delay_s)
+
+
+LEAST_LOOKS = 5
+"""Without an answer, before a child is taken for hanging, however long they took: the watcher may have been asleep."""
+
+
+class Silence:
+    """Of a child that runs: ``looked`` each time it was asked whether it lives."""
+
+    def __init__(self, hung_s: float) -> None:
+        self._hung_s = hung_s
+        self._since: float | None = None
+        self._looks = 0
+
+    def looked(self, answered: bool, now: float) -> bool:
+        """Whether it hangs."""
+        if answered:
+            self._since, self._looks = None, 0
+            return False
+        if self._since is None:
+            self._since = now
+        self._looks += 1
+        return self._looks >= LEAST_LOOKS and now - self._since >= self._hung_s

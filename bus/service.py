@@ -225,7 +225,7 @@ class ServiceProcess(Generic[S]):
         self._lag = LoopLag()
 
     async def run(self) -> int:
-        """Returns the exit code. Raises `SettingsError` when the service's own start finds a setting wrong."""
+        """Returns the exit code. Raises `SettingsError` when the service finds a setting wrong."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -336,6 +336,8 @@ class ServiceProcess(Generic[S]):
         lost = tasks.start("bus-lost", self._bus.wait_lost())
         await asyncio.wait({stopping, tasks.failed, lost}, return_when=asyncio.FIRST_COMPLETED)
         if tasks.failed.done():
+            if isinstance(error := tasks.failed.result(), SettingsError):
+                raise error
             log.error("service_failed", reason=repr(tasks.failed.result()))
             return 1
         if lost.done():

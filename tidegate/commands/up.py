@@ -39,6 +39,9 @@ from tidegate.supervisor.system import System
 )
 @click.option("--model", metavar="NAME", help="What the simulated engines serve.")
 @click.option("--pool", is_flag=True, help="The simulated engines share a simulated pool of KV pages.")
+@click.option("--ingress-workers", type=click.IntRange(min=1), metavar="N", help="Processes of the front door (1).")
+@click.option("--tls-cert", metavar="FILE", help="The front door speaks TLS with this certificate (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its key, where that is not in the same file.")
 @click.option("--secure", is_flag=True, help="The bus has users: every process its own, commands and policies too.")
 @nats_option("Use this bus instead of starting one.")
 @workdir_option(f"Where traces, logs and the bus's store go (default {DEFAULT_WORKDIR}).")
@@ -51,6 +54,9 @@ def command(
     engine: tuple[str, ...],
     model: str | None,
     pool: bool,
+    ingress_workers: int | None,
+    tls_cert: str | None,
+    tls_key: str | None,
     secure: bool,
     nats: str | None,
     workdir: Path | None,
@@ -68,12 +74,14 @@ def command(
       tidegate up --port 8000 --engines 4
       tidegate up --pool
       tidegate up --secure
+      tidegate up --ingress-workers 2 --tls-cert door.pem --tls-key door.key
       tidegate up --engine http://127.0.0.1:8000=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558 \\
                   --engine http://127.0.0.1:8001=tcp://127.0.0.1:5567,replay=tcp://127.0.0.1:5568
       tidegate up --config tidegate.toml --json
     """
     given: dict[str, str] = {}
     options = {"port": port, "host": host, "engines": engines, "model": model, "workdir": workdir, "nats_url": nats}
+    options |= {"ingress_workers": ingress_workers, "tls_cert": tls_cert, "tls_key": tls_key}
     given.update({key: str(value) for key, value in options.items() if value is not None})
     if pool:
         given["pool"] = "true"
@@ -159,8 +167,10 @@ def addresses(state: SystemState, model: str | None) -> dict[str, Any]:
 def curl(state: SystemState, model: str | None) -> str:
     """A command that can be pasted."""
     body = json.dumps({"model": model or "MODEL", "messages": [{"role": "user", "content": "Hello"}]})
+    trust = f"--cacert {shlex.quote(state.door_cert)} " if state.door_cert else ""
+    key = "-H 'authorization: Bearer YOUR_KEY' " if state.door_keys else ""
     return (
-        f"curl {state.url}/v1/chat/completions -H 'content-type: application/json' "
+        f"curl {trust}{state.url}/v1/chat/completions -H 'content-type: application/json' {key}"
         f"-H 'x-dynamo-session-id: hello' -d '{body}'"
     )
 
@@ -190,9 +200,9 @@ async def serve(system: System, screen: Screen) -> int:
         with screen.starting():
             await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            return 0
+            return INTERRUPTED_EXIT
         state = starting.result()
-        screen.ready(state, state.model or await first_model(state.url))
+        screen.ready(state, state.model or await first_model(state.url, state.door_cert))
         failing = asyncio.ensure_future(_wait_hopeless(system))
         await asyncio.wait({waiting, failing}, return_when=asyncio.FIRST_COMPLETED)
         if failing.done():

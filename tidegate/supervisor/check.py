@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from bus.process_group import STOP_GRACE_S
 from bus.settings import CommonSettings, load_settings, load_with_origins
 from load.engine.config import EngineSettings
 from load.pool.config import PoolSettings
@@ -34,6 +35,8 @@ SETTINGS: dict[str, type[CommonSettings]] = {
 S = TypeVar("S", bound=CommonSettings)
 
 _STOP_GRACE_S = 1.0
+_PARENT_GRACE_S = STOP_GRACE_S + 1.0
+"""More, for a service that is several processes."""
 
 
 def user_settings(section: str, kind: type[S], key: str, config: Path | None) -> S | None:
@@ -52,4 +55,5 @@ def _checked(spec: ChildSpec, config: Path | None) -> ChildSpec:
     if spec.section is None:
         return spec
     settings = load_settings(spec.section, SETTINGS[spec.section], file=config, overrides=spec.settings)
-    return replace(spec, stop_s=settings.stop_timeout_s + _STOP_GRACE_S)
+    several = isinstance(settings, IngressSettings) and settings.workers > 1
+    return replace(spec, stop_s=settings.stop_timeout_s + _STOP_GRACE_S + several * _PARENT_GRACE_S)

@@ -13,7 +13,8 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
     simulated engines serve. ``pool``: they share a simulated pool of KV pages (a Mooncake master). ``nats_url`` set
     anywhere means: use that bus, start none. ``secure``: our own bus has users, and every process its own, with
     no permission that it does not need. ``log_bytes``: a child's log is turned over at this size, one older file
-    is kept.
+    is kept. ``ingress_workers``: processes of the front door; ``tls_cert``, ``tls_key``: its certificate and key.
+    ``hung_s``: a child whose health page does not answer for so long is killed and started again; 0: never.
     """
 
     host: str = "127.0.0.1"
@@ -26,6 +27,10 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
     workdir: str = ".tidegate"
     ready_timeout_s: float = 60.0
     log_bytes: int = 16_777_216
+    ingress_workers: int | None = None
+    tls_cert: str = ""
+    tls_key: str = ""
+    hung_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -38,5 +43,11 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_field
             )
         if self.ready_timeout_s <= 0:
             raise ValueError("ready_timeout_s must be positive")
+        if self.ingress_workers is not None and self.ingress_workers < 1:
+            raise ValueError("ingress_workers must be at least 1")
+        if self.tls_key and not self.tls_cert:
+            raise ValueError("tls_key needs tls_cert")
+        if self.hung_s < 0:
+            raise ValueError("hung_s must not be negative")
         if self.log_bytes < 65_536:
             raise ValueError("log_bytes must be at least 65536")

@@ -81,8 +81,9 @@ class SystemPlan:
     ``host``: where the front door listens; all else stays on loopback. ``nats_url`` of the bus in use; ``nats_command``
     is ``None`` when it is somebody else's. ``pool``: that the simulated engines share. ``tokenizers``: model to the
     folder of its tokenizer. ``captured``: where the front door writes prompts, if it was told where;
-    ``door_files``: its settings that name files. ``config``: the user's TOML file, handed to every process.
-    ``secrets``: where the password of each user of the bus lies, if it has users.
+    ``door_files``: its settings that name files; ``door_workers``: its processes, if it was told. ``config``: the
+    user's TOML file, handed to every process. ``secrets``: where the password of each user of the bus lies, if it has
+    users.
     ``overrides``: settings by section that win over ours.
     """
 
@@ -99,6 +100,7 @@ class SystemPlan:
     tokenizers: Mapping[str, str] = field(default_factory=dict)
     captured: Path | None = None
     door_files: Mapping[str, str] = field(default_factory=dict)
+    door_workers: int | None = None
     config: Path | None = None
     secrets: Path | None = None
     overrides: Mapping[str, Mapping[str, str]] | None = None
@@ -139,6 +141,8 @@ def children(plan: SystemPlan) -> list[ChildSpec]:
         door["tokenizers"] = json.dumps(dict(plan.tokenizers))
     if plan.captured is not None:
         door["capture_directory"] = str(plan.captured)
+    if plan.door_workers is not None:
+        door["workers"] = str(plan.door_workers)
     door |= plan.door_files
     specs.append(_service(plan, "ingress", "ingress", Stage.INGRESS, door))
     return specs

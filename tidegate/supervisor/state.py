@@ -24,7 +24,8 @@ class SystemState(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of one system. ``health``: child to the URL of its readiness page. Paths are absolute.
 
     ``bus_note``: why the bus is not where others look for it, else empty. ``nats_user``: who commands are on a bus
-    with users, and the file with its password.
+    with users, and the file with its password. ``door_cert``: the front door's certificate, where it has one;
+    ``door_keys``: it wants API keys.
     """
 
     pid: int
@@ -39,6 +40,8 @@ class SystemState(msgspec.Struct, frozen=True, kw_only=True):
     bus_note: str = ""
     nats_user: str = ""
     nats_password_file: str = ""
+    door_cert: str = ""
+    door_keys: bool = False
 
 
 def write_state(workdir: Path, state: SystemState) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from web.errors import WebError
 _POLL_S = 0.1
 _LOG_CHECK_S = 5.0
 _LAST_LINES = 4
+_ALIVE_S = 3.0
+_PATIENCE = Timeouts(connect_s=1.0, first_byte_s=2.0, total_s=2.0)
 
 ChildState = Literal["starting", "ready", "restarting", "given_up", "stopped"]
 
@@ -46,7 +49,8 @@ class ChildStatus:
 
 
 class Supervisor:
-    """Owner of the children. ``on_event`` is told of every change after the start."""
+    """Owner of the children. ``on_event`` is told of every change after the start. ``hung_s``: a child that answers
+    nothing for so long, once it was ready, is killed and started again; 0: never."""
 
     def __init__(
         self,
@@ -55,12 +59,14 @@ class Supervisor:
         *,
         log_bytes: int = 16_777_216,
         rules: restarts.RestartRules | None = None,
+        hung_s: float = 0.0,
         on_event: Callable[[ChildEvent], None] = lambda _: None,
     ) -> None:
         logs = workdir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._on_event = on_event
         self._rules = rules or restarts.RestartRules()
+        self.hung_s = hung_s
         self._http = HttpClient()
         self._tasks = Tasks()
         self._children = [_Child(spec, ChildLog(logs, spec.name, log_bytes), workdir, self) for spec in specs]
@@ -106,12 +112,20 @@ class Supervisor:
     async def ask_ready(self, url: str) -> str | None:
         """``None`` when it is ready, else why not."""
         try:
-            answer = await self._http.fetch("GET", url, [], b"", Timeouts(connect_s=1.0, first_byte_s=2.0, total_s=2.0))
+            answer = await self._http.fetch("GET", url, [], b"", _PATIENCE)
         except WebError as error:
             return f"{url}: {error}"
         if 200 <= answer.status < 300:
             return None
         return answer.body.decode(errors="replace").strip()[:200] or f"status {answer.status}"
+
+    async def ask_alive(self, url: str) -> bool:
+        """Whether anything is answered."""
+        try:
+            await self._http.fetch("GET", url, [], b"", _PATIENCE)
+        except WebError:
+            return False
+        return True
 
     def tell(self, child: str, state: ChildState, what: str) -> None:
         self._on_event(ChildEvent(child, state, what))
@@ -172,7 +186,7 @@ class _Child:
             if not running:
                 return
             assert self._process is not None
-            watching = asyncio.ensure_future(self._watch_ready())
+            watching = asyncio.ensure_future(self._watch())
             try:
                 code = await self._process.wait()
             finally:
@@ -203,6 +217,18 @@ class _Child:
             self._process = await ChildProcess.start(self.spec.command, self.log, self._workdir)
             self.state = "starting"
             return True
+
+    async def _watch(self) -> None:
+        """Until it is ready, then whether it lives: what answers nothing for too long is killed."""
+        await self._watch_ready()
+        silence = restarts.Silence(self._owner.hung_s)
+        while self._owner.hung_s:
+            await asyncio.sleep(_ALIVE_S)
+            answered = await self._owner.ask_alive(self.spec.ready_url)
+            if silence.looked(answered, time.monotonic()) and self._process is not None:
+                self._owner.tell(self.spec.name, "restarting", f"answers nothing for {self._owner.hung_s:g} s: killed")
+                self._process.signal(signal.SIGKILL)
+                return
 
     async def _watch_ready(self) -> None:
         while (why := await self._owner.ask_ready(self.spec.ready_url)) is not None:

@@ -41,6 +41,7 @@ from tidegate.supervisor.supervisor import ChildEvent, Supervisor
 _NATS_PORT = 4222
 _BUS_WAIT_S = 4.0
 _ENGINE_PORT = 8101
+_DOOR_FILES = ("keys_file", "cache_salt_secret_file", "engine_api_key_file", "tls_cert", "tls_key", "tls_client_ca")
 _HEALTH_PORT = 9101
 
 
@@ -101,7 +102,11 @@ class System:
             specs = check_settings(specs, self._config)
             plan.traces.mkdir(parents=True, exist_ok=True)
             self._supervisor = Supervisor(
-                specs, self._workdir, log_bytes=self._settings.log_bytes, on_event=self._on_event
+                specs,
+                self._workdir,
+                log_bytes=self._settings.log_bytes,
+                hung_s=self._settings.hung_s,
+                on_event=self._on_event,
             )
         except OSError as error:
             raise WrongUseError(f"--workdir: {self._workdir} cannot be used: {error}") from error
@@ -176,6 +181,7 @@ class System:
         if own_tokenizers is not None:
             # Children run in the workdir; what the user wrote is meant from here.
             tokenizers |= {model: str(Path(path).resolve()) for model, path in own_tokenizers.tokenizers.items()}
+        door_files = {key: str(Path(path).resolve()) for key, path in self._door_files().items()}
         names = service_names(len(simulated), len(addresses), pool=settings.pool)
         health = {name: picker.pick(_HEALTH_PORT + place if usual else 0) for place, name in enumerate(names)}
         plan = SystemPlan(
@@ -191,7 +197,8 @@ class System:
             engines=addresses,
             tokenizers=tokenizers,
             captured=Path(captured).resolve() if captured else None,
-            door_files={key: str(Path(path).resolve()) for key, path in self._door_files().items()},
+            door_files=door_files,
+            door_workers=settings.ingress_workers,
             config=self._config,
             secrets=self._secrets,
             overrides=self._overrides,
@@ -205,7 +212,9 @@ class System:
         engines += [EngineState(url=address.url) for address in addresses]
         state = SystemState(
             pid=os.getpid(),
-            url=f"http://{reachable(settings.host)}:{door}",
+            url=f"{'https' if 'tls_cert' in door_files else 'http'}://{reachable(settings.host)}:{door}",
+            door_cert=door_files.get("tls_cert", ""),
+            door_keys="keys_file" in door_files,
             nats_url=plan.nats_url,
             model=settings.model if simulated else None,
             workdir=str(self._workdir),
@@ -220,13 +229,14 @@ class System:
         return plan, state, specs
 
     def _door_files(self) -> dict[str, str]:
-        """The front door's settings that name files, as the user wrote them."""
+        """The front door's settings that name files, as the user wrote them; options win."""
         found = {}
-        for key in ("keys_file", "cache_salt_secret_file", "engine_api_key_file"):
+        for key in _DOOR_FILES:
             settings = user_settings("ingress", IngressSettings, key, self._config)
             if settings is not None and getattr(settings, key):
                 found[key] = str(getattr(settings, key))
-        return found
+        own = {"tls_cert": self._settings.tls_cert, "tls_key": self._settings.tls_key}
+        return found | {key: path for key, path in own.items() if path}
 
     def _nats_command(self, port: int, monitor_port: int) -> tuple[str, ...]:
         executable = nats_server.find_executable()

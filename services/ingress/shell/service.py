@@ -6,10 +6,11 @@ import asyncio
 import secrets
 import time
 
+import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from bus import subjects
-from bus.errors import BusError, cannot_listen
+from bus.errors import BusError, SettingsError, cannot_listen
 from bus.interface import Bus, BusMessage
 from bus.log import EventLog
 from bus.membership import Membership
@@ -52,6 +53,12 @@ async def _turn_secret(settings: IngressSettings, membership: Membership | None)
     return secrets.token_bytes(32) if membership is None else common_secret(membership)
 
 
+class _Epoch(msgspec.Struct, frozen=True):
+    """All that is read of an `IngressState` of our own name."""
+
+    epoch: int
+
+
 class IngressService:
     """See `bus.service.Service`. ``membership``: which process of several at one port. ``_levels`` is there once the
     rest is."""
@@ -65,9 +72,10 @@ class IngressService:
         self._settings = settings
         self._registry = registry
         self._metrics = IngressMetrics(registry)
+        self._epoch = int(time.time() * 1000)
         self._core = IngressCore(
             settings.instance,
-            int(time.time() * 1000),
+            self._epoch,
             IngressRules(
                 admit_deadline_s=settings.admit_deadline_s,
                 worker_lost_s=settings.worker_lost_s,
@@ -94,6 +102,7 @@ class IngressService:
         self._access = Access(settings, self._metrics, shared)
         self._capture = Capture(settings, registry) if settings.capture != "off" else None
         self._tls = DoorTls(settings) if settings.tls_cert else None
+        self._name_taken = asyncio.Event()
         self._levels: LevelsCollector | None = None
         self._server: HttpServer
         self._dispatcher: Dispatcher
@@ -149,6 +158,7 @@ class IngressService:
         )
         self._register()
         await bus.subscribe(f"{subjects.ROOT}.worker.state.*", self._on_worker_state)
+        await bus.subscribe(subjects.ingress_state(settings.instance), self._on_own_state)
         if settings.splice_kv_hints:
             await bus.subscribe(f"{subjects.ROOT}.hint.*", self._on_hint)
         try:
@@ -157,6 +167,7 @@ class IngressService:
             raise cannot_listen("port", settings.host, settings.port, error) from error
         if self._tls is not None:
             tasks.start("tls", self._tls.watch(self._server.use_tls))
+        tasks.start("name", self._keep_name())
         tasks.start("tick", self._tick())
         log.info("front_door_open", url=self.url, models="/v1/models")
         if settings.exposed:
@@ -299,6 +310,24 @@ class IngressService:
             log.warning("bad_message", subject=message.subject, reason=error.reason, detail=str(error))
             return
         self._dispatcher.deliver(WorkerHeard(state=state))
+
+    def _on_own_state(self, message: BusMessage) -> None:
+        """What is said under our name. Who is older keeps it."""
+        try:
+            said = from_json(message.payload, _Epoch)
+        except BadMessageError:
+            return  # counted by those who read it
+        if said.epoch < self._epoch:
+            self._name_taken.set()
+
+    async def _keep_name(self) -> None:
+        """Two front doors of one name would undo each other's grants. Raises `SettingsError`."""
+        await self._name_taken.wait()
+        raise SettingsError(
+            "instance",
+            f"another front door named {self._settings.instance} is on this bus; give each its own name "
+            "(its own requests would be taken for lost)",
+        )
 
     def _on_hint(self, message: BusMessage) -> None:
         self._dispatcher.deliver(HintHeard(payload=message.payload))

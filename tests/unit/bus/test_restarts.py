@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.restarts import GiveUp, History, Restart, RestartRules, became_ready, exited, started
+from bus.restarts import GiveUp, History, Restart, RestartRules, Silence, became_ready, exited, started
 
 RULES = RestartRules(first_delay_s=0.5, factor=2.0, max_delay_s=3.0, steady_s=10.0, max_exits=5)
 
@@ -66,3 +66,14 @@ def test_it_gives_up_exactly_after_so_many_short_runs_in_a_row(runs: list[tuple[
             return
         assert RULES.first_delay_s <= verdict.delay_s <= RULES.max_delay_s
         now += length_s + verdict.delay_s
+
+
+def test_silence_is_long_and_looked_at_often_before_a_child_hangs() -> None:
+    """An answer begins it anew; a watcher that slept for an hour does not take that hour for silence."""
+    silence = Silence(30.0)
+    assert not any(silence.looked(False, float(now)) for now in range(0, 30, 3))
+    assert not silence.looked(True, 30.0)
+    assert not any(silence.looked(False, float(now)) for now in range(31, 61, 3))
+    assert silence.looked(False, 61.0)
+    asleep = Silence(30.0)
+    assert [asleep.looked(False, 3600.0 * look) for look in range(1, 6)] == [False, False, False, False, True]

@@ -240,6 +240,8 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
         raise _bad_request(error) from error
     except UNDECODABLE as error:
         raise BadJsonError(f"The request body is not a JSON object: {error}") from error
+    if not body.isascii():
+        _check_encoding(body)
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
     request = build(decoded, body)
@@ -251,6 +253,15 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
         media = media_of(body, request.prompt.messages) if isinstance(request.prompt, ChatPrompt) else request.media
         return replace(request, prompt=LargePrompt(), media=media)
     return request
+
+
+def _check_encoding(body: bytes) -> None:
+    """The decoder passes over what it does not keep: what is no UTF-8 there would be found by the splice,
+    too late, or by nobody but the engine. Raises `BadJsonError`."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise BadJsonError(f"The request body is not UTF-8 (byte {error.start}).") from error
 
 
 def _bad_request(error: msgspec.ValidationError) -> BadRequestError:

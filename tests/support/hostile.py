@@ -160,6 +160,8 @@ JSON = (
     bad_json("NUL after the object", b'{"model":"m","messages":[]}\x00'),
     bad_json("two objects", b'{"model":"m","messages":[]}{"model":"n"}'),
     bad_json("bad UTF-8", b'{"model":"\xff\xfe"}'),
+    bad_json("bad UTF-8 in a name", b'{"model":"m","messages":[],"\xff":1}'),
+    bad_json("bad UTF-8 where nobody reads", b'{"model":"m","messages":[],"a":{"b":"\xff"}}'),
     bad_json("a surrogate in UTF-8", b'{"model":"\xed\xa0\x80"}'),
     bad_json("UTF-16", '{"model":"m"}'.encode("utf-16")),
     bad_json("NaN", b'{"model":NaN}'),

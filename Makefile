@@ -156,8 +156,9 @@ test-harnesses: setup ## real harnesses against a real system, as docs/harnesses
 compose-test: setup ## build the images, `compose up`, the demo's client against it, kill and heal, `down`
 	$(TIMED) -q tests/system/test_compose.py -m compose -s
 
-fuzz: setup ## both twins of kvcore fed the same random input for five minutes (ARGS="--minutes 60 --seed 7")
+fuzz: setup ## random input, five minutes each: both twins of kvcore, the front door's parsers (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.fuzz.kvcore $(ARGS)
+	$(BIN)/python -m tests.fuzz.front_door $(ARGS)
 
 soak: setup ## eight minutes of chaos over a whole system under load: docs/soak.md (ARGS="--minutes 2 --seed 7 --nats 3")
 	$(BIN)/python -m load.soak --json $(ARGS)

@@ -28,7 +28,7 @@ async def client() -> AsyncIterator[HttpClient]:
 
 
 def counter(client: HttpClient, **settings: Any) -> PromptCounter:
-    return PromptCounter(IngressSettings(instance="i", **settings), client, lambda model: None)
+    return PromptCounter(IngressSettings(instance="i", **settings), client, lambda model: ())
 
 
 def asked(content: Any, **members: Any) -> CountPrompt:

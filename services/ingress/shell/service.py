@@ -41,6 +41,9 @@ from web.server import HttpServer, ServerLimits
 log = EventLog(__name__)
 
 TICK_S = 1.0
+FIRST_WORKER_S = 1.5
+"""How long a front door that starts listens to the bus before it listens to clients: bridges speak every second, and
+who knows no worker yet refuses."""
 BUS_ANSWERS_S = 0.75
 """A bus that needs longer for a round trip is taken for away: together with a tick well below `worker_lost_s`."""
 
@@ -103,6 +106,7 @@ class IngressService:
         self._capture = Capture(settings, registry) if settings.capture != "off" else None
         self._tls = DoorTls(settings) if settings.tls_cert else None
         self._name_taken = asyncio.Event()
+        self._worker_heard = asyncio.Event()
         self._levels: LevelsCollector | None = None
         self._server: HttpServer
         self._dispatcher: Dispatcher
@@ -161,6 +165,7 @@ class IngressService:
         await bus.subscribe(subjects.ingress_state(settings.instance), self._on_own_state)
         if settings.splice_kv_hints:
             await bus.subscribe(f"{subjects.ROOT}.hint.*", self._on_hint)
+        await self._hear_first_worker()
         try:
             await self._server.start(settings.host, settings.port, reuse_port=self._membership is not None, tls=tls)
         except OSError as error:
@@ -179,6 +184,13 @@ class IngressService:
             )
         if settings.keys_in_clear:
             log.warning("keys_in_clear", host=settings.host, advice="set tls_cert, or put a proxy with TLS before it")
+
+    async def _hear_first_worker(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_WORKER_S):
+                await self._worker_heard.wait()
+        except TimeoutError:
+            log.info("no_worker_heard", after_s=FIRST_WORKER_S)
 
     def _make_server(self, bus: Bus, turn_states: TurnStates) -> HttpServer:
         settings = self._settings
@@ -309,6 +321,7 @@ class IngressService:
             self._metrics.bad_messages.inc()
             log.warning("bad_message", subject=message.subject, reason=error.reason, detail=str(error))
             return
+        self._worker_heard.set()
         self._dispatcher.deliver(WorkerHeard(state=state))
 
     def _on_own_state(self, message: BusMessage) -> None:

@@ -72,16 +72,16 @@ def _anthropic(status: int, reason: str, message: str, param: str | None) -> dic
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _openai_event(status: int, reason: str, message: str) -> bytes:
+def _openai_event(status: int, reason: str, message: str, sequence_number: int) -> bytes:
     return b"data: " + msgspec.json.encode(_openai(status, reason, message, None)) + b"\n\n"
 
 
-def _responses_event(status: int, reason: str, message: str) -> bytes:
-    event = {"type": "error", "code": reason, "message": message, "param": None}
+def _responses_event(status: int, reason: str, message: str, sequence_number: int) -> bytes:
+    event = {"type": "error", "sequence_number": sequence_number, "code": reason, "message": message, "param": None}
     return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
-def _anthropic_event(status: int, reason: str, message: str) -> bytes:
+def _anthropic_event(status: int, reason: str, message: str, sequence_number: int) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(_anthropic(status, reason, message, None)) + b"\n\n"
 
 
@@ -96,7 +96,7 @@ class _Said(_Words):
 
 
 _Body = Callable[[int, str, str, str | None], dict[str, object]]
-_Event = Callable[[int, str, str], bytes]
+_Event = Callable[[int, str, str, int], bytes]
 _SHAPES: dict[str, tuple[_Body, _Event]] = {
     "chat_completions": (_openai, _openai_event),
     "completions": (_openai, _openai_event),
@@ -139,10 +139,11 @@ def reply_to(endpoint: str | None, error: IngressError) -> ErrorReply:
     )
 
 
-def error_event(endpoint: str, status: int, reason: str, message: str) -> bytes:
-    """One SSE event that ends a stream which broke after its first byte."""
+def error_event(endpoint: str, status: int, reason: str, message: str, sequence_number: int = 0) -> bytes:
+    """One SSE event that ends a stream which broke after its first byte. ``sequence_number``: of Responses, whose
+    events must have one; clients order by it, and nothing comes after this event."""
     _, event = _SHAPES.get(endpoint, _DEFAULT)
-    return event(status, reason, message)
+    return event(status, reason, message, sequence_number)
 
 
 def relayed_error_event(endpoint: str, status: int, body: bytes) -> bytes:

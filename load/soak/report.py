@@ -24,8 +24,8 @@ from load.soak.books import (
 from load.soak.plan import WHOLE_MS
 from schemas.trace import RequestMetrics
 
-EXCESS_BOUND_S = 20.0
-"""A grant that nobody names lapses after 15 s, which is looked for each second; facts are a second old."""
+EXCESS_BOUND_S = 12.0
+"""A grant that nobody names lapses after 8 s, which is looked for each second; facts are a second old."""
 
 _SAID = 10
 """Of each kind of problem, so many are told."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from load.soak.attribution import Failure, Fault, Mark, Symptom, explain, explained_mark
-from load.soak.plan import TAKEOVER_MS, WHOLE_MS
+from load.soak.plan import LOSES_FACTS, TAKEOVER_MS, WHOLE_MS
 from schemas.trace import RequestMetrics
 
 UNSCORED = "no_chain"
@@ -226,14 +226,16 @@ def short_between(shortage: Sequence[tuple[float, float]], began_at: float, ende
     return max(0.0, after[0] - before[-1])
 
 
-def longest_excess_s(levels: Sequence[Level]) -> float:
+def longest_excess_s(levels: Sequence[Level], faults: Sequence[Fault] = ()) -> float:
     """The longest time for which the leader always counted more requests than the front doors did. While the load
-    goes up and down, the two cross each other all the time; a grant that leaked stays."""
+    goes up and down, the two cross each other all the time; a grant that leaked stays. It is counted anew from the
+    end of a fault with which facts are lost."""
+    ends = [fault.mended_at for fault in faults if fault.step.kind in LOSES_FACTS]
     longest, since = 0.0, None
     for level in levels:
         if level.leader <= level.ingresses:
             since = None
             continue
-        since = level.at if since is None else since
+        since = max([level.at if since is None else since, *(end for end in ends if end <= level.at)])
         longest = max(longest, level.at - since)
     return longest

@@ -62,6 +62,9 @@ class Promise:
 TAKEOVER_MS = 2_000
 """Until another admission leads, from the fault that took the leader."""
 
+LOSES_FACTS = frozenset({"nats", "ingress", LEADER})
+"""Kinds of targets with whose faults facts are lost, or counted anew: a grant's time to live begins again."""
+
 WHOLE_MS = 20_000
 """Until every part is ready again, one admission leads and every source of each indexer is ``synced``, from the
 mending: most of it is the start of a Python process."""

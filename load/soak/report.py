@@ -68,7 +68,7 @@ def report(seen: Observed) -> Report:
     owed = recoveries(seen.faults, failures, marks)
     book, rows = failure_book(failures, seen.faults), row_book(seen.exchanges, seen.rows)
     stray = unexplained_marks(marks, seen.faults)
-    excess_s = longest_excess_s(seen.levels)
+    excess_s = longest_excess_s(seen.levels, seen.faults)
     problems = [
         *seen.problems,
         *_some("not explained", book.unexplained),

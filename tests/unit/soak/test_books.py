@@ -158,6 +158,13 @@ def test_a_leak_is_an_excess_that_never_goes(levels: list[tuple[int, int]]) -> N
     assert longest_excess_s(leaking) == max(0, len(levels) - 1)
 
 
+def test_an_excess_is_counted_anew_where_facts_were_lost() -> None:
+    """What ended while the bus was away is not named any more, and lapses some seconds later."""
+    leaking = [Level(100.0 + at, 2, 1) for at in range(10)]
+    assert longest_excess_s(leaking, [fault("kill", "nats-1")]) == 7.0
+    assert longest_excess_s(leaking, [fault("kill", "hints")]) == 9.0
+
+
 def test_a_shortage_is_read_when_the_kernel_has_added_it_up() -> None:
     """Totals grow every two seconds: what was short at the end of a fault shows a little later."""
     shortage = [(0.0, 10.0), (1.0, 10.5), (5.0, 12.0), (7.5, 13.0), (9.0, 20.0)]

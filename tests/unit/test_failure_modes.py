@@ -86,6 +86,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         f"{KILL}::test_a_killed_bus_is_survived",
     ),
     "one NATS server of three": (
+        f"{TAKEOVER}::test_a_server_of_the_bus_dies_and_the_leader_decides_on",
         f"{CLUSTER}::test_who_leads_goes_on_while_the_servers_elect",
         f"{CLUSTER}::test_one_of_three_is_killed_while_rows_are_written_and_somebody_leads",
         "unit/bus/test_leadership.py::test_a_holder_whose_renewals_nobody_takes_leads_on_while_the_key_is_its_own",

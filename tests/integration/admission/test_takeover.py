@@ -8,16 +8,20 @@ import contextlib
 import random
 import statistics
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from bus.errors import BusError
+from bus.interface import KeyValue
+from bus.subjects import BUCKET_LEADERS
 from load.soak.relay import Relay
 from schemas.admit import Granted
 from tests.integration.admission.processes import Start, is_ready, metric
 from tests.integration.admission.world import World
 from tests.support.nats import NatsServer
+from tests.support.nats_cluster import ELECTION_S, bucket_leader, client, made, running_cluster
 from tests.support.pace import Stopwatch
 from tests.support.processes import HelperProcess, eventually
 
@@ -111,7 +115,7 @@ async def test_nothing_of_the_budget_is_lost_or_doubled_when_leaders_die(start: 
     empty. No turn is placed twice."""
     load = Load(world)
     took: list[float] = []
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         leader = await stack.enter_async_context(start("admission-0", **SETTINGS))
         await world.grant(world.request("first", "first"))
         async with load.running():
@@ -175,3 +179,54 @@ async def test_a_leader_that_is_cut_off_is_followed_and_decides_nothing_after_it
                 assert max(each.at_ms for each in world.decisions if each.epoch == old) < ours[0].at_ms
     finally:
         await relay.stop()
+
+
+@pytest.mark.timeout(200)
+async def test_a_server_of_the_bus_dies_and_the_leader_decides_on(start: Start, tmp_path: Path) -> None:
+    """Of three servers the one is killed that leads the leaders' bucket: for seconds nobody can write there. Decisions
+    go on under the same epoch, and the leader's table is what runs; afterwards the leader is killed, and followed."""
+    with running_cluster(tmp_path / "nats") as servers:
+        async with AsyncExitStack() as stack:
+            watch = await stack.enter_async_context(client(servers, "watch"))
+            await made(watch)
+            first_to_go = await bucket_leader(watch)
+            others = {name: server for name, server in servers.items() if name != first_to_go}
+            world = World(await stack.enter_async_context(client(others, "world")))
+            await world.start()
+            stack.push_async_callback(world.stop)
+            load = Load(world)
+            url = ",".join(server.url for server in servers.values())
+            settings = {**SETTINGS, "nats_url": url, "nats_replicas": 3}
+            leader = await stack.enter_async_context(start("admission-1", **settings))
+            await world.grant(world.request("first", "first"))
+            standby = await stack.enter_async_context(start("admission-2", leads=False, **settings))
+            await eventually(lambda: is_ready(standby))
+            await stack.enter_async_context(load.running())
+            await eventually(lambda: load.granted > AGENTS)
+            epoch = world.decisions[-1].epoch
+            bucket = await world.bus.key_value(BUCKET_LEADERS)
+            servers.pop(first_to_go).kill()
+            await leader.wait_said("leadership_in_doubt")
+            before = load.granted
+            await eventually(lambda: load.granted > before + 10 * AGENTS)
+            await writable(bucket)
+            since = Stopwatch()
+            await eventually(lambda: since.took_s > 3.0)  # longer than a lease
+            assert {each.epoch for each in world.decisions} == {epoch}
+            await load.pause()
+            await open_grants(leader, load.running_turns())
+            load.go_on()
+            since = Stopwatch()
+            await leader.kill()
+            await eventually(lambda: world.decisions[-1].epoch > epoch)
+            print(f"killed leader to the next decision, two servers of three: {since.took_s:.2f} s")
+            await since.within(2.2)
+
+
+async def writable(bucket: KeyValue) -> None:
+    """Until its servers have elected."""
+    async with asyncio.timeout(ELECTION_S):
+        while True:
+            with contextlib.suppress(BusError):
+                return await bucket.check_writable("test")
+            await asyncio.sleep(0.1)

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,84 +14,23 @@ import pytest
 from bus.errors import BusError, BusTimeoutError
 from bus.interface import Consumer
 from bus.leadership import Leadership
-from bus.nats import NatsBus, NatsOptions, connect
 from bus.rows import RowPublisher
 from bus.subjects import BUCKET_LEADERS, TRACE_STREAM, TRACE_SUBJECTS
 from bus.tasks import Tasks
 from tests.support.nats import NatsServer
+from tests.support.nats_cluster import ELECTION_S, bucket_leader, client, made, running_cluster
 from tests.support.pace import Stopwatch
-from tests.support.ports import free_ports
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.timeout(150)
 
-CONFIGURATION = Path(__file__).parents[3] / "deploy" / "nats-cluster" / "nats.conf"
 ROWS = 600
-ELECTION_S = 20.0
-"""A stream's servers notice after 4 to 9 s that the one that led it is gone; twice that, for a slow machine."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[dict[str, NatsServer]]:
-    """By name. Addresses, names and stores are replaced in our file, nothing else."""
-    routes = free_ports(3)
-    text = CONFIGURATION.read_text()
-    for number, port in enumerate(routes):
-        old = f"nats://nats-{number}.nats:6222"
-        assert old in text
-        text = text.replace(old, f"nats://127.0.0.1:{port}")
-    servers = {}
-    try:
-        for number, port in enumerate(routes):
-            own = text
-            for line, replacement in (
-                ("server_name: $NATS_SERVER_NAME", f"server_name: nats-{number}"),
-                ("listen: 0.0.0.0:4222", "listen: 127.0.0.1:-1"),
-                ("http: 0.0.0.0:8222", "http: 127.0.0.1:-1"),
-                ("listen: 0.0.0.0:6222", f"listen: 127.0.0.1:{port}"),
-                ("store_dir: /data", f"store_dir: {json.dumps(str(tmp_path / f'data-{number}'))}"),
-            ):
-                assert line in own
-                own = own.replace(line, replacement)
-            servers[f"nats-{number}"] = NatsServer(tmp_path / f"nats-{number}", config=own, whole_config=True).start()
+    with running_cluster(tmp_path) as servers:
         yield servers
-    finally:
-        for server in servers.values():
-            server.kill()
-
-
-@asynccontextmanager
-async def client(servers: dict[str, NatsServer], name: str) -> AsyncIterator[NatsBus]:
-    """A connection that knows all three and makes streams on all three."""
-    url = ",".join(server.url for server in servers.values())
-    bus = await connect(url, name=name, timeout_s=20, options=NatsOptions(replicas=3))
-    try:
-        yield bus
-    finally:
-        await bus.close()
-
-
-async def made(bus: NatsBus) -> str:
-    """The trace stream and the leaders' bucket, once the servers have found each other; who leads the stream."""
-    async with asyncio.timeout(40):
-        while True:
-            try:
-                await bus.key_value(BUCKET_LEADERS)
-                info = await bus.js.ensure_trace_stream()
-            except BusError:
-                await asyncio.sleep(0.2)
-                continue
-            if info.cluster is not None and info.cluster.leader:
-                assert info.config.num_replicas == 3
-                return info.cluster.leader
-            await asyncio.sleep(0.1)
-
-
-async def bucket_leader(bus: NatsBus) -> str:
-    """Which server leads the leaders' bucket."""
-    info = await bus.js.manager.stream_info(f"KV_{BUCKET_LEADERS}")
-    assert info.cluster is not None
-    return info.cluster.leader or ""
 
 
 async def test_who_leads_goes_on_while_the_servers_elect(cluster: dict[str, NatsServer]) -> None:

@@ -87,10 +87,11 @@ class Children:
 
     def cpu_s(self) -> dict[str, float]:
         """Seconds of CPU so far, by process; all threads."""
-        return {name: _cpu_s(process.pid) for name, process in self._processes.items()}
+        return {name: process_cpu_s(process.pid) for name, process in self._processes.items()}
 
 
-def _cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """Seconds of CPU of one process so far; all threads."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has just ended

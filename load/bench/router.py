@@ -2,7 +2,8 @@
 
 ``direct`` is the client at the engines. ``ours`` is the whole house: nats-server, a bridge per engine, indexer,
 admission with its own replica, front door with tokenizer; its CPU is that of all of them, ``ours_front`` that of the
-front door alone. ``ours_proxy``: no admission, no tokens. ``smg``, ``vllm_router`` (round robin), ``vllm_router_kv``
+front door alone. ``ours_2w``: the same with two processes of the front door, 200 KB only. ``ours_proxy``: no admission,
+no tokens. ``smg``, ``vllm_router`` (round robin), ``vllm_router_kv``
 (``kv_aware``), ``vllm_router_program`` (program scheduling): from PyPI, where installed (found on PATH), else null.
 
 All are measured in turns, cell by cell; medians of the runs; added figures are less ``direct``'s of the same run.
@@ -38,6 +39,7 @@ CONCURRENCY = (1, 16, 128)
 SMALL, LARGE = 2_000, 200_000
 STREAMS, PACE_MS, BURST_STREAMS = 128, 5, 16
 NAMES = ("ours", "ours_proxy", "smg", "vllm_router", "vllm_router_kv", "vllm_router_program")
+TWO, TWO_CELLS = "ours_2w", ("200k", "200k_resent")
 _MOST = 1_000_000
 
 Figures = dict[str, list[float]]
@@ -71,7 +73,11 @@ async def _measured(directory: Path, options: Options, figures: Figures) -> None
         direct = engines(directory)
         stack.callback(direct.children.stop)
         await direct.ready()
-        others = [house(directory, direct.ports, decides=True), house(directory, direct.ports, decides=False)]
+        others = [
+            house(directory, direct.ports, decides=True),
+            house(directory, direct.ports, decides=True, workers=2),
+            house(directory, direct.ports, decides=False),
+        ]
         for target in others:
             stack.callback(target.children.stop)
         for target in peers(directory, direct.ports):
@@ -91,6 +97,8 @@ async def _one_run(targets: list[Target], options: Options, figures: Figures, nu
     for name, prompts, concurrency in _cells():
         loads: dict[str, Load] = {}
         for target in targets:
+            if target.name == TWO and name not in TWO_CELLS:
+                continue
             options.progress(f"run {number + 1}: {name}, {target.name}")
             front: list[float] = []
 
@@ -138,7 +146,7 @@ def _tell(figures: Figures, target: Target, name: str, load: Load, direct: Load,
 async def _streams(targets: list[Target], options: Options, figures: Figures, number: int) -> None:
     settle_s, seconds = (0.1, 0.3) if options.quick else (0.5, 2.0)
     for suffix, streams, pace in (("", STREAMS, PACE_MS), ("_burst", BURST_STREAMS, 0)):
-        for target in targets:
+        for target in (target for target in targets if target.name != TWO):
             options.progress(f"run {number + 1}: streams{suffix}, {target.name}")
             spent: list[tuple[float, float]] = []
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from load.bench.decision_room import Children, start_nats
+from load.bench.decision_room import Children, process_cpu_s, start_nats
 from load.bench.options import BenchError
 from load.bench.router_client import Load, LostError, Prompts, connect
 from load.bench.router_engine import MODEL
@@ -47,23 +47,27 @@ class Target:
         self.names.append(name)
 
     def cpu_s(self) -> float:
-        """Seconds of CPU of its processes so far."""
-        return sum(self.children.cpu_s().values())
+        """Seconds of CPU of its processes so far, and of theirs."""
+        return sum(map(self._cpu_s, self.names))
 
     def front_cpu_s(self) -> float:
-        """Of the process that clients connect to alone."""
-        return self.children.cpu_s()[self.names[-1]] if self.names else 0.0
+        """Of those that clients connect to alone."""
+        return self._cpu_s(self.names[-1]) if self.names else 0.0
 
     def resident_mb(self) -> float:
         """Resident memory of its processes, MiB."""
         return sum(map(self._resident_mb, self.names))
 
     def front_resident_mb(self) -> float:
-        """Of the process that clients connect to alone."""
+        """Of those that clients connect to alone."""
         return self._resident_mb(self.names[-1])
 
+    def _cpu_s(self, name: str) -> float:
+        return sum(map(process_cpu_s, _family(self.children.pid(name))))
+
     def _resident_mb(self, name: str) -> float:
-        pages = int(Path(f"/proc/{self.children.pid(name)}/statm").read_text(encoding="ascii").split()[1])
+        files = [Path(f"/proc/{pid}/statm") for pid in _family(self.children.pid(name))]
+        pages = sum(int(file.read_text(encoding="ascii").split()[1]) for file in files)
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     async def ready(self) -> None:
@@ -83,6 +87,16 @@ class Target:
         raise BenchError(f"{self.name} does not answer:\n{said}")
 
 
+def _family(pid: int) -> list[int]:
+    """This process and those that it has started."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            for child in (task / "children").read_text(encoding="ascii").split():
+                found += _family(int(child))
+    return found
+
+
 def engines(directory: Path) -> Target:
     """The engines themselves: what ``direct`` is."""
     target = Target("direct", directory / "direct")
@@ -93,10 +107,13 @@ def engines(directory: Path) -> Target:
     return target
 
 
-def house(directory: Path, engine_ports: Sequence[int], *, decides: bool, grants: int = 256) -> Target:
+def house(
+    directory: Path, engine_ports: Sequence[int], *, decides: bool, grants: int = 256, workers: int = 1
+) -> Target:
     """The services and a bus of their own. Not ``decides``: no admission and no tokens, so that every request goes to
-    an engine at once. ``grants``: turns that may run at a time on each engine."""
-    name = "ours" if decides else "ours_proxy"
+    an engine at once. ``grants``: turns that may run at a time on each engine; ``workers``: processes of the front door
+    (more than one: ``ours_2w``)."""
+    name = ("ours" if workers == 1 else f"ours_{workers}w") if decides else "ours_proxy"
     target = Target(name, directory / name)
     url = start_nats(target.children, target.directory)
     target.names.append("nats")
@@ -111,7 +128,7 @@ def house(directory: Path, engine_ports: Sequence[int], *, decides: bool, grants
         if decides
         else {"tokenize": "none", "text_blocks": "false"}
     )
-    _service(target, "ingress", url, port=str(port), instance="bench", **counting)
+    _service(target, "ingress", url, port=str(port), instance="bench", workers=str(workers), **counting)
     target.ports.append(port)
     return target
 

@@ -30,6 +30,9 @@ def test_router_reports_the_house_beside_the_engines() -> None:
         for key in KEYS:
             assert isinstance(result[f"{name}_{key}"], float), f"{name}_{key}"
     assert result["ours_cpu_us_per_chunk"] > 0
+    for key in ("200k_added_p50_ms", "200k_cpu_ms", "200k_resent_added_p50_ms", "200k_resent_cpu_ms", "rss_mb"):
+        assert isinstance(result[f"ours_2w_{key}"], float), key
+    assert result["ours_2w_200k_cpu_ms"] > 0
     for key in KEYS:
         assert result[f"smg_{key}"] is None
         assert result[f"vllm_router_kv_{key}"] is None

@@ -88,6 +88,12 @@ def test_the_page_has_every_family_with_its_headers() -> None:
     assert DOCUMENTED["body"] == DOCUMENTED["request"] == Roles(frozenset(), frozenset(), frozenset())
 
 
+def test_the_page_has_sessions_headers_in_the_order_in_which_they_are_read() -> None:
+    """Of several the first that is there counts."""
+    told = {row["family"].strip("`"): re.findall(r"`([^`]+)`", row["session"]) for row in SENT}
+    assert {rule.family: told[rule.family] for rule in FAMILIES} == {rule.family: list(rule.root) for rule in FAMILIES}
+
+
 def test_the_page_has_every_recorded_version() -> None:
     assert set(VERSIONS) == set(RECORDED) == set(WHO)
 

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -59,7 +59,11 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     package nkeys): who this process is on the bus. ``nats_tls_ca``: who vouches for the server, ``nats_tls_cert`` and
     ``nats_tls_key``: for us (PEM files). ``nats_inbox_prefix``: where answers come to; empty: ``_INBOX.<nats_user>``.
     ``nats_replicas``: copies of every stream and bucket that we make, on as many servers.
+
+    Not a setting: ``hears_itself``, whether the service's own messages come back to it where it subscribes to them.
     """
+
+    hears_itself: ClassVar[bool] = True
 
     instance: str = ""
     nats_url: str = "nats://127.0.0.1:4222"

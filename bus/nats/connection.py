@@ -6,8 +6,8 @@ nats-py does protocol and reconnecting. Three things are done differently here, 
   to the buffer and wakes the flusher), so it is run to its end on the spot: 3 us of CPU a message of 200 bytes, 1 us of
   them our checks. A queue with a task that drains it costs the same and adds a hop; a task a message costs 5 us. The
   limits are kept here, by ``pending_data_size``.
-- ``flush`` publishes to our own inbox and waits for the echo. nats-py sends its PING past the buffer, so that the PONG
-  may come back before the messages have left.
+- ``flush`` sends its PING behind what is in the buffer. nats-py sends it past the buffer, so that the PONG may come
+  back before the messages have left.
 - one inbox subscription serves all replies, and open questions fail when the connection does, not at their deadline.
 """
 
@@ -80,7 +80,8 @@ class NatsOptions:
 
     ``buffer_bytes``: waiting to be sent while connected; ``buffer_down_bytes``: while the server is away; what does
     not fit is counted as ``publish_failed``. A server that answers no ping for two ``ping_interval_s`` is lost.
-    ``replicas``: copies of the streams and buckets that this connection makes.
+    ``replicas``: copies of the streams and buckets that this connection makes. ``echo``: it hears what it publishes
+    itself, where it has subscribed to it.
     """
 
     buffer_bytes: int = 64 * 1024 * 1024
@@ -93,6 +94,7 @@ class NatsOptions:
     traces: TraceStreamLimits = field(default_factory=TraceStreamLimits)
     access: NatsAccess = field(default_factory=NatsAccess)
     replicas: int = 1
+    echo: bool = True
 
 
 class NatsBus:
@@ -144,6 +146,7 @@ class NatsBus:
                 user_credentials=options.access.creds or None,
                 tls=self._tls,
                 inbox_prefix=self._inbox_prefix,
+                no_echo=not options.echo,
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,
@@ -320,11 +323,12 @@ class NatsBus:
     async def flush(self, timeout_s: float = 2.0) -> None:
         if self._closed:
             raise ClosedError("the bus connection is closed")
-        answers = Answers("flush")
-        inbox = self._replies.open(answers.receive)
+        if not self.connected or not self.client.writable:
+            raise bus_is_away()
+        answers = Answers("flush", limit=1)
+        inbox = self._replies.open(answers.receive)  # to hear that the connection is lost
+        self.client.ping().add_done_callback(lambda _: answers.receive(BusMessage(inbox, b"")))
         try:
-            if not self.connected or not self.send(inbox, b"", "", None):
-                raise bus_is_away()
             await answers.next(timeout_s)
         except TimeoutError:
             raise BusTimeoutError("flush", timeout_s) from None
@@ -466,7 +470,7 @@ class NatsBus:
 
 def options_of(settings: CommonSettings) -> NatsOptions:
     """What a service's settings say of its connection."""
-    return NatsOptions(access=access_of(settings), replicas=settings.nats_replicas)
+    return NatsOptions(access=access_of(settings), replicas=settings.nats_replicas, echo=settings.hears_itself)
 
 
 def options_from_environment(environ: Mapping[str, str] | None = None) -> NatsOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -52,6 +52,8 @@ class AdmissionSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknow
     Traces: ``trace_decisions``: each placement is a row ``decision`` of the stream, with at most ``trace_candidates``
     of its candidates (0..64), the chosen one first.
     """
+
+    hears_itself: ClassVar[bool] = False
 
     policy: str = "commit"
     policy_parameters: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -334,8 +334,8 @@ class AdmissionService:
             case Reply(reply_to, message):
                 self._publish(reply_to, to_msgpack(message))
             case Publish() | PublishDecision():
-                if isinstance(effect, Publish) and isinstance(effect.fact, Placed) and self._own is not None:
-                    self._own.placed(effect.fact)
+                if isinstance(effect, Publish) and self._own is not None:  # of ourselves we hear nothing over the bus
+                    self._own.told(effect.fact)
                 if not self._unsaid:
                     # Answers go first: the bus client has written them when the loop comes to its next turn.
                     self._loop.call_soon(self._say)

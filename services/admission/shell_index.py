@@ -20,6 +20,7 @@ from replica.shell import ReplicaFeed
 from schemas.index import MatchReply, MatchRequest
 from schemas.placed import Placed
 from schemas.request import RequestEnd
+from schemas.session import SessionFact
 from schemas.worker import WorkerState
 from services.admission.config import AdmissionSettings
 
@@ -62,6 +63,13 @@ class OwnIndex(Collector):
     def placed(self, fact: Placed) -> None:
         """A prompt was sent somewhere."""
         self._feed.prompt_placed(fact)
+
+    def told(self, fact: Placed | RequestEnd | SessionFact) -> None:
+        """What admission says itself."""
+        if isinstance(fact, Placed):
+            self.placed(fact)
+        elif isinstance(fact, RequestEnd):
+            self.ended(fact)
 
     def match(self, question: MatchRequest, now: float) -> MatchReply:
         """As an indexer answers. ``now``: Unix seconds. Raises `OwnIndexError`."""

@@ -378,3 +378,97 @@ async def test_publishing_on_a_socket_that_has_just_died_raises_nothing_and_lose
         await other.close()
     assert got.payloads == sent
     assert not errors
+
+
+async def test_without_echo_a_connection_hears_all_but_itself(nats_server: NatsServer) -> None:
+    """What others say comes, what it says itself does not; rows are acknowledged, questions answered, and `flush` waits
+    for the server as ever."""
+    deaf = await connect(nats_server.url, name="deaf", timeout_s=30, options=NatsOptions(echo=False))
+    other = await connect(nats_server.url, name="other", timeout_s=30)
+    got, heard = Collector(), Collector()
+    try:
+        await deaf.subscribe("facts.x", got)
+        await other.subscribe("facts.x", heard)
+        deaf.publish("facts.x", b"own")
+        await deaf.flush()
+        await other.flush()
+        other.publish("facts.x", b"another's")
+        await got.wait_for(1)
+        assert got.payloads == [b"another's"]
+        assert heard.payloads == [b"own", b"another's"]
+        await other.subscribe("question", lambda message: other.publish(message.reply, b"answer"))
+        assert (await deaf.request("question", b"", timeout_s=30)).payload == b"answer"
+        assert await deaf.publish_row(ROW, b"{}", "row-1", timeout_s=30)
+    finally:
+        await deaf.close()
+        await other.close()
+
+
+async def test_what_lingers_leaves_with_the_next_that_does_not(nats_server: NatsServer, bus: NatsBus) -> None:
+    """Order stays; a question, an answer or a `flush` takes along what lingers before it, however long it may."""
+    other = await connect(nats_server.url, name="other", timeout_s=30)
+    got = Collector()
+    await other.subscribe("facts.>", got)
+    try:
+        for number in range(100):
+            bus.publish("facts.x", b"fact %d" % number, linger_s=3600.0)
+        assert bus.client.pending_data_size > 0
+        bus.publish("facts.y", b"at once")
+        assert bus.client.pending_data_size == 0
+        bus.publish("facts.x", b"last", linger_s=3600.0)
+        await bus.flush(30)
+        await other.flush(30)
+    finally:
+        await other.close()
+    assert got.payloads == [*(b"fact %d" % number for number in range(100)), b"at once", b"last"]
+
+
+async def test_what_lingers_alone_leaves_by_itself(nats_server: NatsServer, bus: NatsBus) -> None:
+    """Nobody publishes anything else: it goes when its time is over; what lingers while the socket dies goes with the
+    reconnection; what is much goes at once."""
+    other = await connect(nats_server.url, name="other", timeout_s=30)
+    got = Collector()
+    await other.subscribe("facts.x", got)
+    try:
+        bus.publish("facts.x", b"1", linger_s=0.001)
+        await got.wait_for(1)
+        bus.publish("facts.x", b"2", linger_s=3600.0)
+        transport = bus.client._transport
+        assert isinstance(transport, TcpTransport)
+        assert transport._io_writer is not None
+        transport._io_writer.transport.abort()
+        await got.wait_for(2)
+        bus.publish("facts.x", b"." * 100_000, linger_s=3600.0)
+        await got.wait_for(3)
+    finally:
+        await other.close()
+    assert [payload[:1] for payload in got.payloads] == [b"1", b"2", b"."]
+
+
+async def _answers_pings(bus: NatsBus) -> bool:
+    try:
+        await bus.flush(1.0)
+    except BusTimeoutError:
+        return False
+    return True
+
+
+async def test_a_flush_fails_with_its_connection(nats_server: NatsServer) -> None:
+    """Who waits for a server that is gone hears it at once, not at his deadline; many may wait at the same time."""
+    bus = await connect(nats_server.url, name="test", timeout_s=30)
+    try:
+        nats_server.pause()
+        while await _answers_pings(bus):
+            pass  # it has not stopped yet
+        waiting = [asyncio.ensure_future(bus.flush(600)) for _ in range(5)]
+        await asyncio.sleep(0)
+        nats_server.send_signal(signal.SIGKILL)  # not `kill`, which lets it run on first
+        async with asyncio.timeout(60):
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(each) for each in ended] == [NotConnectedError] * 5
+        nats_server.kill()
+        nats_server.start()
+        await eventually(lambda: bus.connected)
+        await bus.flush(30)
+    finally:
+        await bus.close()

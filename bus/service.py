@@ -354,7 +354,10 @@ class ServiceProcess(Generic[S]):
         clean = True
         if not draining.done():
             clean = False
-            log.error("stop_timed_out", timeout_s=timeout_s)
+            if self._hurry.is_set():
+                log.warning("stop_hurried")
+            else:
+                log.error("stop_timed_out", timeout_s=timeout_s)
         elif (failure := draining.exception()) is not None:
             clean = False
             log.error("stop_failed", error=failure)

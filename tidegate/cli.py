@@ -1,4 +1,5 @@
-"""The command ``tidegate``. Commands are imported when they are called, so that ``--help`` is quick."""
+"""The command ``tidegate``. What a command needs is imported when it is called, so that ``--help`` is quick and an
+interruption meanwhile ends it as one while it works does."""
 
 from __future__ import annotations
 
@@ -7,14 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-import click
+INTERRUPTED_EXIT = 130
+"""As `bus.interrupt` has it."""
 
-from bus.errors import BusError, SettingsError
-from bus.interrupt import INTERRUPTED_EXIT
-from bus.log import set_up_logging
-from bus.service import package_version, says_why
-from tidegate.errors import TidegateError
-from tidegate.safe_text import safe_lines
+try:
+    import click
+except KeyboardInterrupt:
+    raise SystemExit(INTERRUPTED_EXIT) from None
 
 COMMANDS = {
     "up": "Run a whole system on this machine and keep it running.",
@@ -49,8 +49,16 @@ class CommandGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from bus.service import package_version
+
+        click.echo(f"tidegate, version {package_version()}")
+        context.exit()
+
+
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_version(), prog_name="tidegate")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def cli() -> None:
     """Tidegate: session-aware routing, admission and cache hints for agentic LLM inference.
 
@@ -73,14 +81,24 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. 0 well, 1 not well, 2 wrong use, 130 interrupted."""
+    try:
+        return _run(arguments)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return INTERRUPTED_EXIT
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from bus.errors import BusError, SettingsError
+    from bus.log import set_up_logging
+    from bus.service import says_why
+    from tidegate.errors import TidegateError
+
     set_up_logging("error")
     try:
         return int(cli.main(args=arguments, prog_name="tidegate", standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return INTERRUPTED_EXIT
     except SettingsError as error:
         return _fail(str(error), 2)
     except TidegateError as error:
@@ -98,5 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    from tidegate.safe_text import safe_lines
+
     click.echo(f"tidegate: {safe_lines(message)}", err=True)
     return code

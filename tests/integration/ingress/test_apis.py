@@ -427,3 +427,23 @@ async def test_every_recorded_request_of_harnesses_has_its_row(stage: Stage) -> 
         assert (row.kind == "count_tokens") is counts
         finish = row.finish_reason_metadata
         assert (finish.finish_reason if finish else None) == (None if counts else "stop")
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+async def test_official_clients_do_not_ask_an_engine_without_the_api_again(stage: Stage, api: str) -> None:
+    """They send every 5xx again, unless they are told that it is of no use: one request, its engines tried once each,
+    and the client's own exception with the reason."""
+    for engine in stage.engines.values():
+        engine.script = no_such_path
+    async with stage.door(admit_idle_s=0.05, tokenize="none") as door:
+        if api == "openai":
+            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=2) as chat:
+                with pytest.raises(openai.InternalServerError) as refused:
+                    await chat.responses.create(model=MODEL, input="x")
+            assert (refused.value.status_code, refused.value.code) == (501, "api_not_served")
+        else:
+            async with anthropic.AsyncAnthropic(base_url=door.url, api_key="none", max_retries=2) as claude:
+                with pytest.raises(anthropic.InternalServerError, match="does not serve /v1/messages") as failed:
+                    await claude.messages.create(model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "x"}])
+            assert failed.value.status_code == 501
+    assert sorted(len(engine.seen) for engine in stage.engines.values()) == [1, 1]

@@ -20,7 +20,8 @@ from typing import Any
 from web.headers import Headers
 from web.limits import HeldBytes, ServerLimits
 from web.requests import Answer, Head, Refusal, Request
-from web.server_connection import ErrorAnswer, Responder, ServerConnection
+from web.responder import Responder
+from web.server_connection import ErrorAnswer, ServerConnection
 
 __all__ = [
     "Answer", "ErrorAnswer", "Handler", "Head", "Headers", "HttpServer", "Request", "Responder", "Screen",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import pytest
 
+from services.ingress.config import IngressSettings
+from services.ingress.effects import CountPrompt
+from services.ingress.endpoints import read_request
+from services.ingress.shell.counting import INLINE_TOKENIZE_BYTES, PromptCounter
 from services.ingress.shell.tokenizing import SkippedError, TokenizingPool
-from tests.integration.ingress.support import until
+from tests.integration.ingress.support import ASSETS, MODEL, until
+from web.client import HttpClient
 
 
 async def test_over_the_bound_is_skipped_at_once() -> None:
@@ -51,3 +57,33 @@ async def test_what_work_raises_comes_out() -> None:
         await pool.run(fail)
     assert pool.depth == 0
     pool.close()
+
+
+async def test_what_is_short_needs_no_thread() -> None:
+    """B6: long new prompts fill the pool; a short one, and one that goes on from a known one, are counted all the
+    same, and as ever."""
+    settings = IngressSettings(tokenizers={MODEL: str(ASSETS)}, tokenize="local", tokenize_queue=1, instance="door")
+    client = HttpClient()
+    counter = PromptCounter(settings, client, lambda model: [])
+    await counter.load()
+
+    def counting(*texts: str) -> CountPrompt:
+        messages = [{"role": "user", "content": text} for text in texts]
+        body = json.dumps({"model": MODEL, "messages": messages}).encode()
+        return CountPrompt("r", read_request("chat_completions", body), 16)
+
+    long = "word and number 17, " * INLINE_TOKENIZE_BYTES
+    known = await counter.count(counting(long))
+    taking = asyncio.create_task(counter.count(counting("another " + long)))
+    await asyncio.sleep(0)  # its first step takes the place, and what is counted at once lets nothing else run
+    assert counter.depth == 1
+    more, short = await counter.count(counting(long, "more")), await counter.count(counting("short"))
+    refused = await counter.count(counting("a third " + long))
+    assert known.tokens is not None
+    assert more.tokens is not None
+    assert short.tokens is not None
+    assert len(more.tokens) > len(known.tokens)
+    assert (refused.tokens, refused.skipped) == (None, "queue_full")
+    assert (await taking).tokens is not None
+    counter.close()
+    await client.close()

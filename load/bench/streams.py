@@ -4,9 +4,10 @@ The whole house of `load.bench.router` (bus, bridges, indexer, admission, front 
 engine processes: 1,000 streams (``streams``), a chunk a second each, held for ``--seconds``. ``rss_kb_per_stream``:
 resident memory of the front door's process with all of them open, less that before the first, in KiB;
 ``growth_kb_per_stream``: its median in the last quarter of the time less that in the first; ``healthz_p50_ms``,
-``healthz_p99_ms``: of ``/healthz``, asked every 100 ms on a connection of its own meanwhile; ``failed``: streams that
-did not last, and questions without an answer; ``chunks_late_percent``: of the chunks that engines were to send in that
-time, those that had not come; ``front_cpu_percent``: of one core."""
+``healthz_p99_ms``: of ``/healthz``, asked every 100 ms on a connection of its own meanwhile; ``engine_p99_ms``: the
+same of a process that does next to nothing, an engine's ``/health``: what the machine adds to both; ``failed``: streams
+that did not last, and questions without an answer; ``chunks_late_percent``: of the chunks that engines were to send in
+that time, those that had not come; ``front_cpu_percent``: of one core."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ class _Seen:
 
     resident_mb: list[float] = field(default_factory=list)
     healthz_ms: list[float] = field(default_factory=list)
+    engine_ms: list[float] = field(default_factory=list)
     unanswered: int = 0
 
 
@@ -80,7 +82,7 @@ async def _measured(directory: Path, options: Options) -> dict[str, object]:
             load.chunks,
             time.perf_counter(),
         )
-        seen = await _held(target, seconds, options, load)
+        seen = await _held(target, direct.ports[0], seconds, options, load)
         lasted = time.perf_counter() - began
         quarter = max(1, len(seen.resident_mb) // 4)
         first, last = (statistics.median(part) for part in (seen.resident_mb[:quarter], seen.resident_mb[-quarter:]))
@@ -99,30 +101,34 @@ async def _measured(directory: Path, options: Options) -> dict[str, object]:
             "healthz_p50_ms": round(percentile(seen.healthz_ms, 50), 2),
             "healthz_p99_ms": round(percentile(seen.healthz_ms, 99), 2),
             "healthz_most_ms": round(max(seen.healthz_ms), 2),
+            "engine_p50_ms": round(percentile(seen.engine_ms, 50), 2),
+            "engine_p99_ms": round(percentile(seen.engine_ms, 99), 2),
+            "engine_most_ms": round(max(seen.engine_ms), 2),
             "chunks_late_percent": round(max(0.0, 1 - (load.chunks - chunks) / due) * 100, 2),
             "front_cpu_percent": round((target.front_cpu_s() - cpu) / lasted * 100, 1),
         }
 
 
-async def _held(target: Target, seconds: float, options: Options, load: Load) -> _Seen:
+async def _held(target: Target, engine_port: int, seconds: float, options: Options, load: Load) -> _Seen:
     """Memory and the time of an answer to ``/healthz``, ten times a second."""
     seen = _Seen()
     client = HttpClient()
-    url = f"http://127.0.0.1:{target.ports[0]}/healthz"
+    front, engine = f"http://127.0.0.1:{target.ports[0]}/healthz", f"http://127.0.0.1:{engine_port}/health"
     began = time.perf_counter()
     try:
         while (passed := time.perf_counter() - began) < seconds:
             options.progress(f"{load.begun - load.failed} streams run", int(passed), int(seconds))
             seen.resident_mb.append(target.front_resident_mb())
-            asked = time.perf_counter()
-            try:
-                answer = await client.fetch("GET", url, [], b"", Timeouts(total_s=30))
-                seen.unanswered += answer.status != 200
-            except WebError:
-                seen.unanswered += 1
-            took = time.perf_counter() - asked
-            seen.healthz_ms.append(took * 1_000)
-            await asyncio.sleep(max(0.0, _SAMPLE_S - took))
+            due = time.perf_counter() + _SAMPLE_S
+            for url, took_ms in ((front, seen.healthz_ms), (engine, seen.engine_ms)):
+                asked = time.perf_counter()
+                try:
+                    answer = await client.fetch("GET", url, [], b"", Timeouts(total_s=30))
+                    seen.unanswered += answer.status != 200
+                except WebError:
+                    seen.unanswered += 1
+                took_ms.append((time.perf_counter() - asked) * 1_000)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
     finally:
         await client.close()
     return seen

@@ -175,6 +175,8 @@ class ProcessGroup:
 
     async def _metrics_page(self, responder: Responder) -> None:
         found = await asyncio.gather(*(member.ask("/metrics") for member in self._members))
+        for member, answer in zip(self._members, found, strict=True):
+            self._metrics.up.labels(str(member.number)).set(answer is not None)
         pages = {PARENT: generate_latest(self._registry).decode()}
         for member, answer in zip(self._members, found, strict=True):
             if answer is not None and answer.status == 200:
@@ -252,7 +254,6 @@ class _Member:
             return await self._process.wait()
         finally:
             self._pages = None
-            self._metrics.up.labels(str(self.number)).set(0)
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
@@ -285,7 +286,6 @@ class _Member:
             answered = await self.ask("/healthz") is not None
             if process is not self._process or self._pages is None:
                 continue
-            self._metrics.up.labels(str(self.number)).set(answered)
             if silence.looked(answered, time.monotonic()) and not self._stopping.is_set():
                 log.error("process_hung", process=self.number, silent_s=self._hung_s)
                 self._metrics.hung.labels(str(self.number)).inc()

@@ -223,7 +223,7 @@ class _Child:
         await self._watch_ready()
         silence = restarts.Silence(self._owner.hung_s)
         while self._owner.hung_s:
-            await asyncio.sleep(_ALIVE_S)
+            await asyncio.sleep(min(_ALIVE_S, self._owner.hung_s / restarts.LEAST_LOOKS))
             answered = await self._owner.ask_alive(self.spec.ready_url)
             if silence.looked(answered, time.monotonic()) and self._process is not None:
                 self._owner.tell(self.spec.name, "restarting", f"answers nothing for {self._owner.hung_s:g} s: killed")

@@ -52,14 +52,15 @@ class ManyDoors:
         return answer.status, answer.body.decode()
 
     async def metric(self, name: str) -> dict[str, float]:
-        """Its samples by process."""
-        families = text_string_to_metric_families((await self.page("/metrics"))[1])
-        return {
-            sample.labels["process"]: sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == name
-        }
+        """Its samples by process, of a page on which both are."""
+        async with asyncio.timeout(60):
+            while True:
+                page = (await self.page("/metrics"))[1]
+                samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+                up = [sample.value for sample in samples if sample.name == "tidegate_process_up"]
+                if up == [1.0, 1.0]:
+                    return {sample.labels["process"]: sample.value for sample in samples if sample.name == name}
+                await asyncio.sleep(0.1)
 
     def children(self) -> set[int]:
         """Process ids."""

@@ -24,7 +24,7 @@ from services.admission.config import AdmissionSettings
 from services.admission.shell import AdmissionService
 from services.admission.user_policies import UserPolicy
 from tests.support.nats import NatsServer
-from tests.support.processes import HelperProcess, start_process
+from tests.support.processes import HelperProcess, python_process, start_process
 from tidegate import Policy
 
 
@@ -275,3 +275,14 @@ async def test_the_doctor_speaks_to_people(nats_server: NatsServer, tmp_path: Pa
         assert "-> start it: python -m services.ingress --set nats_url=" in ingress
         assert "something must be fixed" in process.stdout
         assert "\x1b" not in process.stdout
+
+
+async def test_up_that_is_interrupted_before_it_is_ready(tmp_path: Path) -> None:
+    """Ctrl-C while the children start: they are stopped, nothing is printed as if it were up, code 130."""
+    options = ("up", "--json", "--port", "0", "--workdir", str(tmp_path / "system"))
+    async with python_process("tidegate", *options, directory=tmp_path) as process:
+        await process.wait_for((tmp_path / "system" / "logs").exists)
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert process.stdout == ""
+        assert "Traceback" not in process.stderr

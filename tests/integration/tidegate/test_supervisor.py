@@ -91,6 +91,24 @@ async def test_children_start_heal_and_stop(run: Make, tmp_path: Path) -> None:
     assert [status.restarts for status in supervisor.status()] == [1, 1]
 
 
+async def test_a_child_that_hangs_is_started_again(tmp_path: Path) -> None:
+    """Stopped by SIGSTOP it neither ends nor answers: it is killed, said to have been silent, and ready again."""
+    events: list[ChildEvent] = []
+    supervisor = Supervisor(
+        [engine_spec("engine-1", PortPicker())], tmp_path, rules=QUICK, hung_s=1.0, on_event=events.append
+    )
+    try:
+        await supervisor.start(60.0)
+        before = pid_of(supervisor, "engine-1")
+        os.kill(before, signal.SIGSTOP)
+        await eventually(partial(events.__contains__, ChildEvent("engine-1", "ready", "is ready again")), 120)
+        assert is_gone(before)
+        assert events[0] == ChildEvent("engine-1", "restarting", "answers nothing for 1 s: killed")
+        assert pid_of(supervisor, "engine-1") != before
+    finally:
+        await supervisor.stop()
+
+
 async def test_a_child_that_is_never_ready_is_named_with_its_last_words(run: Make) -> None:
     """The error names the child, says why it is not ready, and shows the end of its log."""
     script = "import time; print('waiting for a disk', flush=True); time.sleep(60)"

@@ -106,6 +106,15 @@ class SnapshotQueue:
         entry.failed, entry.not_before, entry.queued = 0, float("-inf"), False
         self._wait(worker, entry)
 
+    def asked_in_vain(self, worker: str) -> None:
+        """Its bridge has another connection to the bus: an open question may have gone to the old one, and is asked
+        again."""
+        entry = self._workers.get(worker)
+        if entry is not None and entry.ticket is not None:
+            entry.ticket, entry.wanted = None, True
+            self._open -= 1
+            self._wait(worker, entry)
+
     def forget(self, worker: str) -> None:
         """The worker is gone; an answer that still comes is nobody's."""
         entry = self._workers.pop(worker, None)

@@ -348,6 +348,8 @@ class Replica:
             self._queue.began_again(name)
             for known_source in self.sources[name].values():
                 known_source.machine.publisher_restarted()
+        elif known is not None and known.state.reconnects < state.reconnects:
+            self._queue.asked_in_vain(name)
         if known is None or known.state.profile != state.profile:
             self._answers.pools_changed()
             self.pools.worker(name, state.profile, now, effects)

@@ -401,6 +401,8 @@ class Pools:
             return
         if known is not None and known.epoch != state.epoch:
             self._queue.began_again(source.name)
+        elif known is not None and known.reconnects < state.reconnects:
+            self._queue.asked_in_vain(source.name)
         source.state, source.heard_at = state, now
         self._queue.seen(source.name)
         self._feed(source, Heartbeat(str(state.epoch), state.pool_seq), now, effects)

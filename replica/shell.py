@@ -255,7 +255,7 @@ class ReplicaFeed:
                 case AskSnapshot():
                     before = self._questions.pop(effect.worker, None)
                     if before is not None:
-                        before.cancel()  # its bridge is gone, and a new one is there
+                        before.cancel()  # to a bridge that is gone, or over a connection that it has no more
                     task = self._tasks.start(f"snapshot-{effect.worker}", self._fetch_snapshot(effect))
                     self._questions[effect.worker] = task
                 case AskPoolSnapshot():

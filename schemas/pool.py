@@ -127,6 +127,7 @@ class PoolState(Fact, frozen=True, kw_only=True, omit_defaults=True):
     ``pool_seq``: last number that was published (-1: none), so that a lost tail is noticed. ``reconciled_ms``: Unix ms
     of the key list that it agreed with last; ``reconcile_added`` and ``reconcile_removed``: objects that it had wrong
     then. ``objects``, ``pages``: in the bridge's own index. ``gaps``, ``restarts``: noticed since its start.
+    ``reconnects``: how often its bridge has found the bus again. What it was asked before that may be lost.
     """
 
     pool: str
@@ -142,6 +143,7 @@ class PoolState(Fact, frozen=True, kw_only=True, omit_defaults=True):
     reconcile_removed: Count = 0
     gaps: Count = 0
     restarts: Count = 0
+    reconnects: Count = 0
 
 
 class PoolSnapshotRequest(Message, frozen=True, kw_only=True, omit_defaults=True):

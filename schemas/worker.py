@@ -74,7 +74,10 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerState(Fact, frozen=True, kw_only=True, omit_defaults=True):
-    """``tg.v1.worker.state.<worker>``: profile, incarnation, load, health; the last one says ``left`` and why."""
+    """``tg.v1.worker.state.<worker>``: profile, incarnation, load, health; the last one says ``left`` and why.
+
+    ``reconnects``: how often its bridge has found the bus again. What it was asked before that may be lost.
+    """
 
     worker: str
     incarnation: str
@@ -83,3 +86,4 @@ class WorkerState(Fact, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
     loads: tuple[RankLoad, ...] = ()
     streams: tuple[RankStream, ...] = ()
+    reconnects: Count = 0

@@ -115,6 +115,7 @@ class BridgeCore:
         self._sources: tuple[RankSource, ...] | None = None
         self._said: tuple[object, ...] = ()
         self._left: str | None = None
+        self._reconnects = 0
 
     def handle(self, event: BridgeEvent, now: float) -> list[BridgeEffect]:
         """What to do about ``event``, in this order. ``now``: Unix seconds."""
@@ -155,6 +156,7 @@ class BridgeCore:
                 self.hints.closed.heard(event.payload)
                 return effects
             case Beat():
+                self._reconnects = event.reconnects
                 for feed in self.feeds.values():
                     self._carry_out(feed, feed.tick(now), now, effects)
                 self._said = self._summary()
@@ -400,4 +402,5 @@ class BridgeCore:
             reason=reason,
             loads=self.engine.loads(),
             streams=tuple(feed.stream(self._rejected_by_rank[rank]) for rank, feed in self.feeds.items()),
+            reconnects=self._reconnects,
         )

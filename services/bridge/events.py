@@ -111,7 +111,9 @@ class SessionHeard:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Time for a heartbeat."""
+    """Time for a heartbeat. ``reconnects``: how often the bus was found again."""
+
+    reconnects: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class PoolCore:
         self._stopped: str | None = None
         self._said: tuple[SourceHealth, str | None] | None = None
         self._started = False
+        self._reconnects = 0
 
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         """What to do about ``event``, in this order. ``now``: Unix seconds."""
@@ -108,6 +109,7 @@ class PoolCore:
             case KeysListed() | ListEnded() | Compared() | GoOn():
                 self._go_on_with(event, now, effects)
             case Beat():
+                self._reconnects = event.reconnects
                 self._tenants = any(tenant != LISTED_TENANT for tenant in self.index.stats().tenants)
             case Stopping():
                 self._stopped = event.reason
@@ -357,4 +359,5 @@ class PoolCore:
             reconcile_removed=outcomes.last_removed,
             gaps=self.master.gaps,
             restarts=self.master.restarts,
+            reconnects=self._reconnects,
         )

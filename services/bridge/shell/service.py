@@ -360,7 +360,7 @@ class BridgeService:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            self._handle(Beat())
+            self._handle(Beat(self._bus.stats().reconnects))
             due = max(due + self._settings.heartbeat_interval_s, loop.time())
             await asyncio.sleep(due - loop.time())
 

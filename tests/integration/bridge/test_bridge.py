@@ -274,6 +274,15 @@ async def test_restart_on_the_same_port(url: str, bus: Bus) -> None:
         assert stream.state().incarnation == "1795973280250"
 
 
+async def test_a_bridge_says_that_it_found_the_bus_again(nats_server: NatsServer, url: str, bus: Bus) -> None:
+    """Who had asked it something before asks again: nobody can tell whether the question came."""
+    stream = await Stream.of(bus)
+    async with ScriptedEngine() as engine, running_bridge(engine, url):
+        assert (await stream.until_health("ready")).reconnects == 0
+        nats_server.restart()
+        await until(lambda: stream.state().reconnects == 1, "the heartbeat names the reconnection")
+
+
 async def test_bridge_restart(url: str, bus: Bus) -> None:
     """The bridge restarts while the engine runs: it reads the history again under the same incarnation."""
     stream = await Stream.of(bus)

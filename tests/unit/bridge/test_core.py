@@ -104,8 +104,8 @@ def test_changes_are_facts_at_once_and_heartbeats_come_anyway() -> None:
     """A change of health is said and registered when it happens, not a heartbeat later; nothing new, nothing said."""
     core = ready_core()
     assert states(core.handle(Scraped(2.0, METRICS), 2.0)) == []
-    (beat,) = states(core.handle(Beat(), 2.1))
-    assert beat.health == "ready"
+    (beat,) = states(core.handle(Beat(reconnects=3), 2.1))
+    assert (beat.health, beat.reconnects) == ("ready", 3)
     for number in range(3):
         effects = core.handle(ScrapeFailed(3.0 + number, "connect_error"), 3.0 + number)
     (state,) = states(effects)

@@ -78,6 +78,7 @@ class PoolBridge:
     index: PoolIndex = field(default_factory=PoolIndex)
     asked: list[AskPoolSnapshot] = field(default_factory=list)
     said: list[Say] = field(default_factory=list)
+    reconnects: int = 0
     workers: dict[str, Bridge] = field(default_factory=dict)
     profiles: dict[str, WorkerProfile] = field(default_factory=dict)
 
@@ -138,6 +139,7 @@ class PoolBridge:
             reason=self.reason,
             pool_seq=self.seq,
             reconciled_ms=None if self.reconciled_s is None else round(self.reconciled_s * 1000),
+            reconnects=self.reconnects,
         )
         self.give(PoolStated(state))
 

@@ -50,6 +50,24 @@ def test_snapshot_queue_wanted_again_while_asked() -> None:
     assert [question.worker for question in queue.ask(1.0)] == ["a"]
 
 
+def test_snapshot_queue_asks_again_what_went_to_a_connection_that_is_gone() -> None:
+    """An open question is asked once more, at once, and only its second answer counts; pauses after failures stand."""
+    queue = SnapshotQueue(at_once=1, retry_s=1.0, retry_max_s=4.0)
+    queue.seen("a")
+    queue.asked_in_vain("a")
+    queue.asked_in_vain("stranger")
+    assert queue.ask(0.0) == []
+    queue.want("a")
+    (lost,) = queue.ask(0.0)
+    queue.asked_in_vain("a")
+    (again,) = queue.ask(0.0)
+    assert (queue.close("a", lost.ticket), queue.close("a", again.ticket)) == (False, True)
+    queue.failed("a", 0.0)
+    queue.want("a")
+    queue.asked_in_vain("a")
+    assert (queue.ask(0.9), len(queue.ask(1.0))) == ([], 1)
+
+
 def test_asking_costs_the_same_for_any_number_of_workers() -> None:
     """It is done once per batch: 4,000 workers that wait for their time are not walked over 20,000 times."""
     queue = SnapshotQueue(at_once=8_000, retry_s=1.0, retry_max_s=4.0)

@@ -13,7 +13,7 @@ from replica import core
 from replica.config import ReplicaSettings
 from replica.core import AT_ONCE
 from replica.errors import BadQuestionError
-from replica.events import BatchReceived, Tick, Work
+from replica.events import BatchReceived, SnapshotFailed, Tick, Work
 from schemas.index import MatchRequest
 from schemas.kv import KvHeaders, RankMark
 from schemas.request import Usage
@@ -461,6 +461,28 @@ def test_a_bridge_that_began_again_may_use_a_name_again() -> None:
         at.tick(0.5)
     assert at.content() == at.expected()
     assert (at.match(3).blocks.reach, at.match(3).health) == (1, "synced")
+
+
+def test_a_question_that_its_bridge_may_not_have_got_is_asked_again() -> None:
+    """Seen in a soak: a bridge that was cut off is let back, a replica asks it for a snapshot, and the question goes to
+    the connection that the bridge is just giving up. The heartbeat that says so brings the question anew, instead of
+    the deadline 15 s later; the same heartbeat again brings none."""
+    at = bridge()
+    at.beat()
+    at.publish(stored(0))
+    at.publish(stored(1), heard=False)
+    at.publish(stored(2))
+    (lost,) = at.asked
+    at.beat(reconnects=1)
+    at.beat(reconnects=1)
+    _, again = at.asked
+    assert (at.match(2).health, again.ticket) == ("catching_up", lost.ticket + 1)
+    at.asked.remove(lost)
+    at.answer()
+    at.give(SnapshotFailed(lost.worker, lost.ticket, "timeout"))
+    assert (at.content(), at.match(2).health) == (at.expected(), "synced")
+    at.beat(reconnects=2)
+    assert at.asked == []
 
 
 def test_counts_of_a_worker_go_with_it() -> None:

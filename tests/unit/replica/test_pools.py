@@ -104,6 +104,19 @@ def test_a_reset_forgets_and_a_new_bridge_begins_anew() -> None:
     assert (at.found(tokens).ranges, at.asked) == (((0, 1),), [])
 
 
+def test_a_question_that_the_bridge_may_not_have_got_is_asked_again() -> None:
+    """Its bridge has found the bus again: the question may have gone to the connection before."""
+    at, tokens = followed(), prompt(2)
+    at.store(keys(tokens, layout()), heard=False)
+    at.beat()
+    at.beat()
+    (lost,) = at.asked
+    at.reconnects = 1
+    at.beat()
+    at.beat()
+    assert [question.ticket - lost.ticket for question in at.asked] == [0, 1]
+
+
 def test_a_failed_snapshot_is_asked_for_again() -> None:
     """The first question fails; after a pause the next one is sent."""
     at, tokens = followed(), prompt(2)

@@ -60,6 +60,18 @@ class Ask:
     held_before: str | None = None
     pause_at: float = 0.0
 
+    def set_back(self, seconds: float) -> None:
+        """The clock was set back by so much."""
+        self.asked_at -= seconds
+        self.expires -= seconds
+        self.started_at -= seconds
+        self.say_held_at -= seconds
+        self.viewed_at -= seconds
+        self.held_until -= seconds
+        self.pause_at -= seconds
+        if self.held_since is not None:
+            self.held_since -= seconds
+
     @property
     def policies(self) -> tuple[PolicyAsked, ...]:
         """Users' policies that were asked about it, and what became of that."""

@@ -35,6 +35,7 @@ from services.admission.events import (
 )
 from services.admission.facts import FactWriter
 from services.admission.follow import Follower
+from services.admission.outcomes import Noticed
 from services.admission.remembered import Stored
 from services.admission.requests import RequestRecord
 from services.admission.scoring import Choose
@@ -138,7 +139,8 @@ class Core:
         if scheduled is None or not self.leading:
             return []
         found: list[Stored] = []
-        while due := scheduled.remembered.due(scheduled.pools.values(), now, every_s=0.0):
+        scheduled.at(now)
+        while due := scheduled.due(0.0):
             found += due
         return found
 
@@ -182,18 +184,33 @@ class Core:
         return self.deciding.pauses.lead(now) if epoch is not None else []
 
     def _tick(self, connected: bool, now: float) -> list[Effect]:
-        if not connected or not self._connected or now - self._ticked > DEAF_S:
+        effects: list[Effect] = []
+        if self._ticked - now > DEAF_S:
+            effects += self._clock_set_back(self._ticked - now, now)
+        elif not connected or not self._connected or now - self._ticked > DEAF_S:
             self.state.requests.forgive(now)
             self.state.fleet.forgive(now)
             self.state.ledger.renew_all(now + self.state.settings.grant_ttl_s)
         self._connected, self._ticked = connected, now
-        effects = self._follower.silent_workers(now)
+        effects += self._follower.silent_workers(now)
         effects += self._follower.lost_ingresses(now)
         effects += self.deciding.tick(now)
         if now - self._swept >= SWEEP_S:
             self._swept = now
             effects += self._sweep(now)
         return effects
+
+    def _clock_set_back(self, seconds: float, now: float) -> list[Effect]:
+        """By ``seconds``: what waits or is idle does so as long as before, and nobody's silence counts."""
+        state = self.state
+        state.requests.forgive(now)
+        state.fleet.forgive(now)
+        state.ledger.expire_at(now + state.settings.grant_ttl_s)
+        state.sessions.set_back(seconds)
+        state.warm_at -= seconds
+        self.deciding.set_back(seconds)
+        self._swept = now
+        return [Noticed("clock_set_back", {"seconds": round(seconds, 3)}, is_fault=True)]
 
     def _sweep(self, now: float) -> list[Effect]:
         state = self.state
@@ -202,6 +219,5 @@ class Core:
         state.requests.sweep(now)
         state.ledger.forget_idle(lambda worker: state.fleet.get(worker) is not None)
         if state.scheduled is not None and self.leading:
-            every_s, pools = state.settings.store_learned_s, state.scheduled.pools.values()
-            effects += state.scheduled.remembered.due(pools, now, every_s=every_s)
+            effects += state.scheduled.due(state.settings.store_learned_s)
         return effects

@@ -127,6 +127,11 @@ class Deciding:
             self._drop(ask)
         self.users.drop_leases()
 
+    def set_back(self, seconds: float) -> None:
+        """The clock was set back by so much: who waits has waited as long as before."""
+        for ask in self._asks.values():
+            ask.set_back(seconds)
+
     def matched(self, ticket: int, reply: MatchReply, now: float) -> list[Effect]:
         """The index answered."""
         self._state.counters.index["answered" if reply.error is None else "error"] += 1

@@ -111,17 +111,20 @@ class Pool:
         self.failed_at = now
         return 0.0 if self.failures == 1 else float(min(60, 2 ** min(self.failures - 2, 6)))
 
-    def lease_changed(self, change: LeaseChange, epoch: int | None, now: float, lease_s: float) -> LeaseTold | None:
-        """What the policy did with a lease, to be told where it is a session's. ``epoch``: of our leadership;
-        ``lease_s``: when a lease ends by itself of which the policy does not say it."""
+    def lease_changed(
+        self, change: LeaseChange, epoch: int | None, now: float, lease_s: float, ahead_s: float = 0.0
+    ) -> LeaseTold | None:
+        """What the policy did with a lease, to be told where it is a session's. ``epoch``: of our leadership; ``now``:
+        by the policy's time, which is ``ahead_s`` ahead of the clock; ``lease_s``: when a lease ends by itself of which
+        the policy does not say it."""
         key = change.program, change.seat
         if change.state == "leased":
             until = change.until if change.until is not None else now + lease_s
-            terms = LeaseTerms(epoch, now, until, round(change.numbers.get("tokens", 0.0)))
+            terms = LeaseTerms(epoch, now - ahead_s, until - ahead_s, round(change.numbers.get("tokens", 0.0)))
             self.leases[key] = terms
         else:
             known = self.leases.pop(key, None)
-            terms = known if known is not None else LeaseTerms(epoch, now, now, 0)
+            terms = known if known is not None else LeaseTerms(epoch, now - ahead_s, now - ahead_s, 0)
         place = self.places.get(change.seat)
         if place is None or ":" in change.program:
             return None

@@ -32,7 +32,7 @@ from services.admission.outcomes import Let, Noticed, Outcome, PauseTold, Place,
 from services.admission.placement import IndexView
 from services.admission.policies.registry import Given, make_policy
 from services.admission.pools import KnownWorker, Pool, Turn
-from services.admission.remembered import Remembered
+from services.admission.remembered import Remembered, Stored
 from services.admission.requests import RequestRecord
 from services.admission.scheduled_facts import advised, positive, program_of, sizes, tool_seconds
 from services.admission.scheduling.interface import (
@@ -90,7 +90,7 @@ class Scheduled:
         self._choose = choose
         self._is_known = is_known
         self._lease_s = lease_s
-        self._now = now
+        self._now = self._clock = now
         self._numbers: dict[int, Turn] = {}
         self._workers: dict[str, KnownWorker] = {}
         self._profiles: dict[str, WorkerProfile] = {}
@@ -100,8 +100,10 @@ class Scheduled:
         self._count = 0
 
     def at(self, now: float) -> None:
-        """The time from now on, which never goes back; policies that want to are told."""
-        self._now = max(self._now, now)
+        """The time from now on; policies that want to are told. Theirs never goes back, and goes on when the clock is
+        set back."""
+        self._now += max(0.0, now - self._clock)
+        self._clock = now
         for pool in self.pools.values():
             if pool.policy is None and self._now >= pool.retry_at:
                 self._begin(pool)
@@ -312,6 +314,7 @@ class Scheduled:
     def lease_advice(self, key: SessionKey, keep: bool, until: float | None) -> None:
         """What users' policies say of the KV that an idle session keeps; ``until`` in Unix seconds."""
         name = key.text()
+        until = None if until is None else until + self._ahead
         for pool in self.pools.values():
             if any(program == name for program, _ in pool.leases):
                 self._tell(pool, "lease_advice", lambda policy: policy.lease_advice(self._now, name, keep, until))
@@ -325,7 +328,16 @@ class Scheduled:
         for pool in self.pools.values():
             self._tell(pool, "tool_ended", lambda policy: policy.tool_ended(self._now, name, fact.tool_class, seconds))
 
+    @property
+    def _ahead(self) -> float:
+        """Seconds by which the policies' time is ahead of the clock."""
+        return self._now - self._clock
+
     # What is known from before
+
+    def due(self, every_s: float) -> list[Stored]:
+        """What was learned and not stored for so long (`Remembered.due`)."""
+        return self.remembered.due(self.pools.values(), self._now, every_s=every_s)
 
     def read_learned(self, values: Mapping[str, bytes]) -> None:
         """All that is stored of pools. One that began before this was known begins again with it."""
@@ -508,7 +520,7 @@ class Scheduled:
 
     def _outcome(self, pool: Pool, action: Action) -> Outcome | None:
         if isinstance(action, LeaseChange):
-            return pool.lease_changed(action, self.epoch, self._now, self._lease_s)
+            return pool.lease_changed(action, self.epoch, self._now, self._lease_s, self._ahead)
         if isinstance(action, PauseChange):
             return pool.pause_changed(action)
         if not isinstance(action, Admission | Refusal):

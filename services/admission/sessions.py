@@ -258,6 +258,11 @@ class SessionTable:
             changes.append(self._expired(session, "idle"))
         return changes
 
+    def set_back(self, seconds: float) -> None:
+        """The clock was set back by so much: they are idle as long as before."""
+        for session in self._sessions.values():
+            session.touched -= seconds
+
     def _idle(self, idle_since: float) -> list[tuple[SessionKey, Session]]:
         idle = []
         for key, session in self._sessions.items():

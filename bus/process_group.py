@@ -209,6 +209,7 @@ class _Member:
         self._process: asyncio.subprocess.Process | None = None
         self._pages: str | None = None
         self._stopping = asyncio.Event()
+        self._starting = asyncio.Lock()
         metrics.up.labels(str(self.number)).set(0)
         metrics.restarts.labels(str(self.number))
         metrics.hung.labels(str(self.number))
@@ -235,20 +236,10 @@ class _Member:
 
     async def _run(self) -> int:
         """One process from start to end; its exit code, negative: the signal that killed it. Raises `OSError`."""
-        ours, its = socket.socketpair()
-        inherited = () if self._membership.memory < 0 else (self._membership.memory,)
-        try:
-            # A session of its own: Ctrl-C in a terminal is for the parent, which then stops it once and not twice.
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(self._membership), stdin=its.fileno(), pass_fds=inherited, start_new_session=True
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            its.close()
-        if self._stopping.is_set():
-            self.signal(signal.SIGTERM)
+        async with self._starting:  # who stops it knows then what there is to be stopped
+            if self._stopping.is_set():
+                return 0
+            self._process, ours = await self._start()
         listening = asyncio.ensure_future(self._listen(ours))
         try:
             return await self._process.wait()
@@ -256,6 +247,22 @@ class _Member:
             self._pages = None
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+
+    async def _start(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """A new process, and our end of the line to it. Raises `OSError`."""
+        ours, its = socket.socketpair()
+        inherited = () if self._membership.memory < 0 else (self._membership.memory,)
+        try:
+            # A session of its own: Ctrl-C in a terminal is for the parent, which then stops it once and not twice.
+            process = await asyncio.create_subprocess_exec(
+                *self._command(self._membership), stdin=its.fileno(), pass_fds=inherited, start_new_session=True
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        return process, ours
 
     async def _listen(self, line: socket.socket) -> None:
         """What the process tells of itself."""
@@ -319,7 +326,8 @@ class _Member:
     async def stop(self, timeout_s: float) -> bool:
         """SIGTERM, and SIGKILL after ``timeout_s``; whether it ended well."""
         self._stopping.set()
-        process = self._process
+        async with self._starting:
+            process = self._process
         if process is None or process.returncode is not None:
             return True
         self.signal(signal.SIGTERM)

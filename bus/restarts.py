@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 WRONG_SETTING_EXIT = 2
+_MOST_GROWTH = 100
+"""Steps by which a delay grows; after some more its number would be too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def exited(history: History, code: int, now: float, rules: RestartRules) -> tupl
     history = replace(history, exits=exits)
     if exits >= (rules.max_exits if history.was_ready else rules.first_exits):
         return history, GiveUp("crash_loop", f"it ended {exits} times without running {rules.steady_s:g} s")
-    delay_s = min(rules.max_delay_s, rules.first_delay_s * rules.factor ** (exits - 1))
+    delay_s = min(rules.max_delay_s, rules.first_delay_s * rules.factor ** min(exits - 1, _MOST_GROWTH))
     return replace(history, restarts=history.restarts + 1), Restart(delay_s)
 
 

@@ -46,6 +46,11 @@ def json_error(status: int, reason: str, target: str) -> tuple[Headers, bytes]:
     return [(b"content-type", b"application/json")], body.encode()
 
 
+def _close(listeners: list[asyncio.Server]) -> None:
+    for listener in listeners:
+        listener.close()
+
+
 class HttpServer:
     """Serves ``handler``. What it raises is logged, counted in `failures` and answered with 500 (or a cut stream)."""
 
@@ -88,24 +93,33 @@ class HttpServer:
         self._sweep_later()
 
     async def use_tls(self, tls: ssl.SSLContext) -> None:
-        """From now on new connections begin with ``tls``; those that are open stay. Only where `start` had one."""
-        if self.draining:
-            return
+        """From now on new connections begin with ``tls``; those that are open stay. Only where `start` had one. Raises
+        `OSError`; then all is as it was."""
         assert self._tls, "started without TLS"
-        loop = asyncio.get_running_loop()
         before, listening = self._listeners, []
-        for listener in before:
-            for sock in listener.sockets:
-                # The same socket under another number: who is in its queue stays there.
-                ours = socket.socket(fileno=os.dup(sock.fileno()))
-                listening.append(
-                    await loop.create_server(
-                        lambda: ServerConnection(self), sock=ours, backlog=BACKLOG, **self._tls_options(tls)
-                    )
-                )
-        self._listeners = [*listening, *before]
-        for listener in before:
-            listener.close()
+        try:
+            for listener in before:
+                for sock in listener.sockets:
+                    listening.append(await self._listen_beside(sock, tls))  # noqa: PERF401 - those made must be closed
+        except BaseException:
+            _close(listening)
+            raise
+        if self.draining:  # meanwhile: nobody listens any more
+            _close(listening)
+            return
+        self._listeners = listening
+        _close(before)
+
+    async def _listen_beside(self, sock: socket.socket, tls: ssl.SSLContext) -> asyncio.Server:
+        """On the same socket under another number: who is in its queue stays there. Raises `OSError`."""
+        ours = socket.socket(fileno=os.dup(sock.fileno()))
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: ServerConnection(self), sock=ours, backlog=BACKLOG, **self._tls_options(tls)
+            )
+        except BaseException:
+            ours.close()
+            raise
 
     def _tls_options(self, tls: ssl.SSLContext | None) -> dict[str, Any]:
         if tls is None:
@@ -139,8 +153,7 @@ class HttpServer:
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time."""
         self.draining = True
-        for listener in self._listeners:
-            listener.close()
+        _close(self._listeners)
         for connection in list(self._connections):
             if connection.idle:
                 connection.close()

@@ -88,8 +88,8 @@ def load_tls(files: TlsFiles, handshakes: Handshakes) -> ServerTls:
             raise BadTlsFileError("client_ca", files.client_ca, "holds no certificate in PEM form")
         try:
             context.load_verify_locations(cafile=files.client_ca)
-        except ssl.SSLError as error:
-            raise BadTlsFileError("client_ca", files.client_ca, f"cannot be used: {error.reason}") from error
+        except OSError as error:  # OpenSSL's errors are some, a file that has gone since is another
+            raise BadTlsFileError("client_ca", files.client_ca, f"cannot be used: {_why(error)}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     handshakes.count(context)
     return ServerTls(context, expires_at)
@@ -99,7 +99,12 @@ def _read(what: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise BadTlsFileError(what, path, f"cannot be read: {error.strerror or error}") from error
+        raise BadTlsFileError(what, path, f"cannot be read: {_why(error)}") from error
+
+
+def _why(error: OSError) -> str:
+    said = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return said or str(error)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
@@ -116,12 +121,12 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
     try:
         context.load_cert_chain(files.certificate, key, no_passphrase)
-    except ssl.SSLError as error:
-        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
             raise BadTlsFileError(
                 "key", key, f"is not the key of the first certificate in {files.certificate}"
             ) from error
-        raise BadTlsFileError("certificate", files.certificate, f"cannot be used: {error.reason or error}") from error
+        raise BadTlsFileError("certificate", files.certificate, f"cannot be used: {_why(error)}") from error
     return context
 
 
@@ -131,19 +136,19 @@ def _prove(files: TlsFiles, ours: ssl.SSLContext) -> float:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    trusting.load_verify_locations(cafile=files.certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = trusting.wrap_bio(to_client, to_server)
-    server = ours.wrap_bio(to_server, to_client, server_side=True)
     try:
+        trusting.load_verify_locations(cafile=files.certificate)
+        client = trusting.wrap_bio(to_client, to_server)
+        server = ours.wrap_bio(to_server, to_client, server_side=True)
         for _ in range(4):
             for side in (client, server):
                 _step(side)
     except ssl.SSLCertVerificationError as error:
         why = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet"}.get(error.verify_code, error.verify_message)
         raise BadTlsFileError("certificate", files.certificate, why) from error
-    except ssl.SSLError as error:
-        raise BadTlsFileError("certificate", files.certificate, f"cannot be used: {error.reason or error}") from error
+    except OSError as error:
+        raise BadTlsFileError("certificate", files.certificate, f"cannot be used: {_why(error)}") from error
     said = client.getpeercert() or {}
     return float(ssl.cert_time_to_seconds(str(said["notAfter"])))
 

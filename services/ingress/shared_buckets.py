@@ -73,8 +73,9 @@ class SharedBucket:
         return max(0.0, (min(amount, self.size) - self.level(now)) / self.per_s)
 
     def take(self, amount: float) -> None:
-        """Without asking; a negative amount is given back."""
-        self._doubles[self._taken] += amount
+        """Without asking; a negative amount is given back. Nothing once the place is another's."""
+        if self.ours:
+            self._doubles[self._taken] += amount
 
 
 class SharedBuckets:

@@ -49,15 +49,22 @@ class DoorTls(Collector):
             await asyncio.sleep(POLL_S)
             now = await asyncio.to_thread(_stamp, self._files)
             if now == seen != self._read_at:
-                try:
-                    context = await self._load()
-                except BadTlsFileError as error:
-                    self._failures += 1
-                    log.error("tls_files_broken", key=_SETTINGS[error.what], detail=str(error))  # noqa: TRY400 - the file's fault
-                else:
-                    await use(context)
-                    log.info("tls_files_read", file=self._files.certificate, expires_at=int(self._expires_at))
+                await self._reload(use)
             seen = now
+
+    async def _reload(self, use: Callable[[SSLContext], Awaitable[None]]) -> None:
+        before = self._expires_at
+        try:
+            await use(await self._load())
+        except BadTlsFileError as error:
+            self._failures += 1
+            log.error("tls_files_broken", key=_SETTINGS[error.what], detail=str(error))  # noqa: TRY400 - the file's fault
+        except OSError as error:  # no descriptor is left: tried again at the next look
+            self._failures += 1
+            self._read_at, self._expires_at = (), before
+            log.error("tls_files_not_taken", error=error)  # noqa: TRY400 - the system's
+        else:
+            log.info("tls_files_read", file=self._files.certificate, expires_at=int(self._expires_at))
 
     async def _load(self) -> SSLContext:
         self._read_at = await asyncio.to_thread(_stamp, self._files)

@@ -92,7 +92,7 @@ async def test_only_tls_and_http_1(authority: Authority, tmp_path: Path) -> None
 
 async def test_who_does_not_shake_hands_is_cut(authority: Authority, tmp_path: Path) -> None:
     """A client that says nothing, or stops in the middle, does not keep its place; others are served meanwhile."""
-    limits = ServerLimits(header_timeout_s=0.5)
+    limits = ServerLimits(header_timeout_s=2.0)  # the others have no more, however busy the machine is
     async with tls_server(hello, files_of(authority, tmp_path), limits) as (server, handshakes):
         silent, stuck = await RawClient.connect(server.port), await RawClient.connect(server.port)
         stuck.send(b"\x16\x03\x01\x02\x00\x01")
@@ -179,5 +179,15 @@ async def test_another_certificate_while_a_stream_runs(authority: Authority, tmp
                     assert b"first" in body
                     assert b"second" in body
         await server.drain(30)
+        with pytest.raises(ConnectionError):
+            await status(port, authority.context())
+
+
+async def test_a_certificate_that_comes_while_it_drains_lets_nobody_in(authority: Authority, tmp_path: Path) -> None:
+    """Who drains while another certificate is taken listens nowhere afterwards."""
+    async with tls_server(hello, files_of(authority, tmp_path)) as (server, handshakes):
+        port = server.port
+        tls = load_tls(files_of(authority, tmp_path), handshakes).context
+        await asyncio.gather(server.use_tls(tls), server.drain(30))
         with pytest.raises(ConnectionError):
             await status(port, authority.context())

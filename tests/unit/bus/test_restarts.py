@@ -25,6 +25,13 @@ def test_delays_grow_up_to_their_bound_then_it_is_a_crash_loop() -> None:
     assert history.restarts == 4
 
 
+def test_one_that_is_never_given_up_may_fail_for_ever() -> None:
+    """The delay stays at its bound, however many exits there were: its number does not grow beyond what there is."""
+    history = History(started_at=0.0, was_ready=True, exits=5000)
+    _, verdict = exited(history, 1, 1.0, RestartRules(max_exits=2**31))
+    assert verdict == Restart(5.0)
+
+
 def test_a_steady_run_is_forgiven() -> None:
     """A child that ran long enough starts afresh, however often it failed before."""
     history = History(started_at=0.0, was_ready=True, exits=4)

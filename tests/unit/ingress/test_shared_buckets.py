@@ -81,6 +81,16 @@ def test_a_place_that_nobody_used_for_long_goes_to_another_and_its_holder_sees_i
     assert allotted(two, "old", now=STALE_S, used=9).level(STALE_S) == pytest.approx(10)
 
 
+def test_what_is_settled_after_the_place_was_lost_is_charged_to_nobody() -> None:
+    """A request that took longer than a place stays unused does not pay from another key's bucket."""
+    memory = memoryview(bytearray(memory_bytes(2)))
+    bucket = allotted(SharedBuckets(memory, 1, 2, at_once))
+    bucket.take(3)
+    memory[:] = bytes(len(memory))
+    bucket.take(5)
+    assert bytes(memory).count(0) == len(memory)
+
+
 def test_no_place_is_no_answer() -> None:
     """While another process gives a place out."""
     memory = memoryview(bytearray(memory_bytes(1)))

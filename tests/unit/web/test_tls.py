@@ -94,6 +94,26 @@ def test_what_is_wrong_is_named(
     assert caught.value.what == what
 
 
+@pytest.mark.parametrize("gone", ["door.pem", "door.key"])
+def test_a_file_that_goes_while_it_is_read_is_named(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """As when both are being replaced: an error of the files, and not one that ends whoever watches them."""
+    certificate, key = authority.pair(tmp_path)
+    paths = {"door.pem": certificate, "door.key": key}
+    read = Path.read_bytes
+
+    def read_and_lose(path: Path) -> bytes:
+        data = read(path)
+        if path == paths[gone]:
+            path.unlink()
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_lose)
+    with pytest.raises(BadTlsFileError, match="No such file"):
+        load_tls(TlsFiles(str(certificate), str(key)), Handshakes())
+
+
 def test_results_that_clients_choose_are_bounded() -> None:
     """A label for each reason would be theirs to invent."""
     handshakes = Handshakes()

@@ -213,15 +213,27 @@ class SessionTable:
             session.worker = session.rank = None
 
     def end_turn(
-        self, key: SessionKey, kind: RequestKind, usage: Usage, input_tokens: int, reason: str, now: float
+        self,
+        key: SessionKey,
+        kind: RequestKind,
+        usage: Usage,
+        input_tokens: int,
+        reason: str,
+        now: float,
+        *,
+        final_ms: int | None = None,
     ) -> list[SessionChange]:
-        """A turn that `begin_turn` counted is over. ``input_tokens``: of its prompt, where ``usage`` has none."""
+        """A turn that `begin_turn` counted is over. ``input_tokens``: of its prompt, where ``usage`` has none;
+        ``final_ms``: when it was received, if it said that it was the last (Unix ms). One that did not come through
+        takes that back: it is sent again."""
         session = self._sessions.get(key)
         if session is None or kind not in MOVES_SESSION:
             return []
         self._touch(session, now)
         session.in_flight -= 1
         session.answered = session.answered or reason == "completed"
+        if final_ms is not None and final_ms == session.final_ms and reason != "completed":
+            session.final_ms = None
         prompt = usage.input_tokens if usage.input_tokens is not None else input_tokens
         if prompt:
             session.context_tokens = prompt + (usage.output_tokens or 0)

@@ -139,5 +139,7 @@ class AdmissionState:
         if not record.turn_open:
             return []
         record.turn_open = False
-        changes = self.sessions.end_turn(record.identity.key, record.kind, usage, record.input_tokens, reason, now)
+        identity, kind = record.identity, record.kind
+        final_ms = record.received_ms if kind == "final" or identity.final else None
+        changes = self.sessions.end_turn(identity.key, kind, usage, record.input_tokens, reason, now, final_ms=final_ms)
         return self.tell_sessions(changes, now)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from schemas.request import Usage
-from schemas.session import RequestKind
+from schemas.session import RequestKind, SessionFact
 from services.admission.sessions import TRANSITIONS, SessionEvent, SessionState, SessionTable
-from tests.unit.admission.build import identity
+from tests.unit.admission.build import START, ask, driven, end, facts, identity
 
 NONE = Usage()
 
@@ -55,6 +57,21 @@ def test_a_session_that_comes_again_after_its_last_turn_is_open_again() -> None:
         table.begin_turn(who, "m", "turn", 3.0, received_ms=received_ms)
         assert table.end_turn(who.key, "final", NONE, 0, "completed", 4.0) == []
         assert [each.state for each in table.end_turn(who.key, "turn", NONE, 0, "completed", 5.0)] == [state]
+
+
+def test_a_last_turn_that_fails_leaves_its_session_open() -> None:
+    """Its client sends it again, and that one closes the session: also when the first fails while the second runs."""
+    core = driven()
+    core.workers("a")
+    who = identity("s", final=True)
+    core.ask(ask("r0", who))
+    (acting,) = facts(core.end(end("r0", who, outcome="upstream_error")), SessionFact)
+    assert (acting.state, acting.reason) == ("acting", "upstream_error")
+    core.ask(ask("r1", who))
+    core.ask(msgspec.structs.replace(ask("r2", who), received_ms=int((START + 1) * 1000)))
+    assert facts(core.end(end("r1", who, outcome="client_disconnect")), SessionFact) == []
+    (closed,) = facts(core.end(end("r2", who)), SessionFact)
+    assert (closed.state, closed.reason) == ("closed", "final")
 
 
 def test_concurrent_turns_act_only_when_the_last_has_ended() -> None:

@@ -199,11 +199,11 @@ class PromptCounter:
                 Timeouts(total_s=self._settings.tokenize_timeout_s),
             )
         except WebError as error:
-            self._last_resort[url] = asyncio.get_running_loop().time() + LAST_RESORT_S
+            _put_off(self._last_resort, url, LAST_RESORT_S)
             raise SkippedError("failed") from error
         if answer.status != 200:
             if answer.status in (404, 405, 501):
-                self._not_before[url] = asyncio.get_running_loop().time() + ENGINE_PAUSE_S
+                _put_off(self._not_before, url, ENGINE_PAUSE_S)
             raise SkippedError("failed")
         return answer.body
 
@@ -218,6 +218,14 @@ class PromptCounter:
         self._texts.close()
         for tokenizer in self._tokenizers.values():
             tokenizer.close()
+
+
+def _put_off(until: dict[str, float], url: str, seconds: float) -> None:
+    """Note the engine, and forget those whose time is over: engines come and go, under ever new addresses."""
+    now = asyncio.get_running_loop().time()
+    for gone in [known for known, time in until.items() if time <= now]:
+        del until[gone]
+    until[url] = now + seconds
 
 
 def _items(prompt: ChatPrompt | TextPrompt) -> int:

@@ -10,7 +10,7 @@ REMEMBERED_S = 5.0
 
 
 class Leaders:
-    """Times in Unix seconds."""
+    """Times in seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._newest = 0

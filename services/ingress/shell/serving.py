@@ -260,7 +260,7 @@ class RequestServing:
             deliver(AdmitFailed(request_id=self._id, attempt=attempt, reason=error.reason))
 
     def _counts(self, reply: AdmitReply) -> bool:
-        if self._tools.leaders.counts(reply.epoch, time.time()):
+        if self._tools.leaders.counts(reply.epoch, time.monotonic()):
             return True
         self._tools.metrics.deposed.inc()
         return False

@@ -56,7 +56,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One request that did not succeed, as its client saw it; ``worker`` and ``outcome`` are from its row."""
+    """One request that did not succeed, as its client saw it. ``status``: of an answer that began. ``worker`` and
+    ``outcome`` are from its row."""
 
     ingress: str
     began_at: float
@@ -65,6 +66,7 @@ class Failure:
     reason: str = ""
     worker: str | None = None
     outcome: str | None = None
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _class_of(failure: Failure, fault: Fault) -> str | None:
             return "ingress_killed" if at_door and gone else None
         case "stop", "ingress":
             refused = failure.symptom == "no_connection" or failure.reason == "stopping"
-            return "ingress_stopped" if at_door and refused else None
+            return "ingress_stopped" if at_door and (refused or _closed_at_once(failure, fault)) else None
         case "kill", "engine":
             begun = failure.outcome == "upstream_lost" and failure.worker == fault.name
             return "engine_killed" if begun and failure.symptom in _BROKEN_OFF else None
@@ -107,6 +109,12 @@ def _class_of(failure: Failure, fault: Fault) -> str | None:
             begun = failure.outcome == "upstream_timeout" and failure.worker == fault.name
             return "engine_hung" if begun and failure.symptom in _BROKEN_OFF else None
     return None
+
+
+def _closed_at_once(failure: Failure, fault: Fault) -> bool:
+    """A connection of the very moment in which the front door closed its port: the kernel had taken it, nobody read."""
+    unread = failure.symptom == "connection_lost" and failure.status is None and failure.outcome is None
+    return unread and abs(failure.began_at - fault.began_at) <= EDGE_S
 
 
 def explained_mark(mark: Mark, faults: Sequence[Fault]) -> Fault | None:

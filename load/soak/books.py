@@ -137,6 +137,7 @@ def failures_of(exchanges: Iterable[Exchange], rows: Iterable[RequestMetrics]) -
             exchange.reason,
             worker,
             row.outcome if row is not None else None,
+            exchange.status,
         )
         failures.append((exchange, failure))
     return failures

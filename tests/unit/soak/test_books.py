@@ -26,6 +26,7 @@ from schemas.trace import RequestMetrics, TracedWorker
 FAILURE = Failure("ingress-1", 99.0, 101.0, "connection_lost")
 DIED = replace(FAILURE, symptom="in_band", worker="engine-1", outcome="upstream_lost")
 STARTING = replace(FAILURE, ended_at=103.0, symptom="status", reason="no_worker")
+CLOSED = replace(FAILURE, began_at=100.01, ended_at=100.02, reason="connection_lost")
 HUNG = replace(DIED, outcome="upstream_timeout")
 
 
@@ -62,6 +63,10 @@ def row(number: int, outcome: str = "completed", worker: str = "engine-1") -> Re
         ("stop", "ingress-1", replace(FAILURE, symptom="status", reason="stopping"), "ingress_stopped"),
         ("stop", "ingress-1", replace(FAILURE, symptom="no_connection"), "ingress_stopped"),
         ("stop", "ingress-1", FAILURE, None),
+        ("stop", "ingress-1", CLOSED, "ingress_stopped"),
+        ("stop", "ingress-1", replace(CLOSED, began_at=100.6), None),
+        ("stop", "ingress-1", replace(CLOSED, status=200), None),
+        ("stop", "ingress-1", replace(CLOSED, outcome="completed"), None),
         ("stop", "ingress-1", STARTING, "ingress_starting"),
         ("kill", "ingress-1", STARTING, "ingress_starting"),
         ("kill", "ingress-2", STARTING, None),

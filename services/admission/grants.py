@@ -20,7 +20,7 @@ class OpenGrant:
 
     ``tenant``: whose turn of ``model`` it is. ``prefill_tokens``: prompt tokens to compute, 0 after the first token of
     the answer. ``blocks``: full blocks of the prompt. ``adopted``: learned from facts (another leader granted it, or
-    the ingress placed it by itself).
+    the ingress placed it by itself). ``sent``: its ingress has said that it runs there.
     """
 
     grant: Grant
@@ -31,6 +31,7 @@ class OpenGrant:
     adopted: bool = False
     model: str = ""
     tenant: str = ""
+    sent: bool = False
 
 
 class Ledger:

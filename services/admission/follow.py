@@ -23,6 +23,10 @@ from services.admission.state import AdmissionState
 STANDBY_KEEPS_LOST_S = 60.0
 """How long a standby leaves the requests of a lost ingress to the leader, in seconds."""
 
+UNNAMED_S = 3.0
+"""A request that no fact has named for so long, and that a whole table of its ingress made as long after its receipt
+does not name, is over: its end was lost. Some tables' time, for facts that come late or out of order."""
+
 BROKEN_OFF: frozenset[Outcome] = frozenset({"upstream_lost", "upstream_timeout"})
 """The engine failed under the answer: the session's next turn is placed without regard to it (DESIGN.md §8)."""
 
@@ -100,16 +104,13 @@ class Follower:
             self._deciding.over(fact.request_id)  # its ingress waited long enough and chose by itself
         record.named = now
         entry = self._state.ledger.get(fact.request_id)
-        if entry is not None and fact.mode != "fallback":
-            runs_there = (entry.grant.worker, entry.grant.rank) == (fact.worker, fact.rank)
-            if entry.attempt > fact.attempt or (entry.attempt == fact.attempt and runs_there):
-                entry.sent = entry.sent or entry.attempt == fact.attempt
-                self._state.ledger.renew(fact.request_id, now + self._state.settings.grant_ttl_s)
-                return []
+        if entry is not None and entry.attempt >= fact.attempt and fact.mode != "fallback":
+            self._state.ledger.renew(fact.request_id, now + self._state.settings.grant_ttl_s)
+            return []
         record.attempt, record.mode = fact.attempt, fact.mode
         record.worker, record.rank, record.grant_id = fact.worker, fact.rank, fact.grant_id
         record.predicted_cached_tokens = None
-        return self._adopt(record, 0, record.input_tokens, now)
+        return self._adopt(record, fact.epoch, record.input_tokens, now)
 
     def first_token(self, fact: RequestFirstToken, now: float) -> list[Effect]:
         """Its prompt is computed."""
@@ -151,10 +152,10 @@ class Follower:
         if epoch is None:
             return []  # an ingress never heard of: its next heartbeat brings the request
         record = self._state.requests.note(_from_decision(decision, epoch, now))
-        if record is None or decision.attempt < record.attempt or self._is_deposed(decision):
+        if record is None or decision.attempt < record.attempt:
             return []
         placed(record, decision)
-        before = self._state.release(decision.request_id, "attempt")
+        self._state.release(decision.request_id, "attempt")
         size = decision.block_size or DEFAULT_BLOCK_SIZE
         ranks = {(each.worker, each.rank): each for each in decision.candidates}
         chosen = ranks.get((decision.worker, decision.rank), _UNSEEN)
@@ -171,7 +172,6 @@ class Follower:
                 adopted=True,
                 model=record.model,
                 tenant=record.identity.key.tenant,
-                sent=before is not None and before.sent and before.attempt == decision.attempt,
             )
         )
         self._state.adopted(record)
@@ -199,6 +199,26 @@ class Follower:
             record.predicted_cached_tokens = item.predicted_cached_tokens or None
             # It has run for a while: its prompt is taken for computed.
             effects += self._adopt(record, item.grant_epoch or 0, 0, now)
+        unnamed = self._unnamed(fact, now)
+        return effects + unnamed + (self._deciding.pump_all(now) if unnamed else [])
+
+    def _unnamed(self, fact: IngressState, now: float) -> list[Effect]:
+        """Requests that this table would name if they were not over."""
+        known = self._state.requests.of(fact.ingress, fact.epoch)
+        if fact.parts > 1 or len(known) <= len(fact.in_flight):
+            return []
+        received_ms = fact.at_ms - UNNAMED_S * 1000
+        unnamed = [
+            record.request_id
+            for record in known
+            if record.named <= now - UNNAMED_S
+            and record.received_ms <= received_ms
+            and not self._deciding.waits(record.request_id)
+        ]
+        effects: list[Effect] = []
+        for request_id in sorted(unnamed):
+            self._state.counters.vanished += 1
+            effects += self._forget(request_id, "vanished", now)
         return effects
 
     def lost_ingresses(self, now: float) -> list[Effect]:
@@ -248,15 +268,6 @@ class Follower:
 
     # Inside
 
-    def _is_deposed(self, decision: Decision) -> bool:
-        """Whether the turn runs elsewhere: its ingress has said so, or takes a newer leader's answer instead."""
-        entry = self._state.ledger.get(decision.request_id)
-        if entry is None or entry.attempt != decision.attempt:
-            return False
-        if (entry.grant.worker, entry.grant.rank) == (decision.worker, decision.rank):
-            return False
-        return entry.sent or entry.grant.epoch > decision.grant.epoch
-
     def _note(self, record: RequestRecord, now: float) -> RequestRecord | None:
         self._state.requests.heard(record.ingress, record.ingress_epoch, now)
         return self._state.requests.note(record)
@@ -270,7 +281,7 @@ class Follower:
         return (item.worker, item.rank or 0) != (entry.grant.worker, entry.grant.rank)
 
     def _adopt(self, record: RequestRecord, epoch: int, prefill_tokens: int, now: float) -> list[Effect]:
-        """Book a placement that we did not make, as its ingress says. ``epoch``: of who did; 0: nobody says."""
+        """Book a placement that we did not make."""
         self._state.release(record.request_id, "attempt")
         if record.worker is None:
             return []
@@ -287,7 +298,7 @@ class Follower:
             expires_ms=int(expires * 1000),
         )
         blocks, tenant = record.input_tokens // size, record.identity.key.tenant
-        entry = OpenGrant(grant, record.attempt, prefill_tokens, blocks, expires, True, record.model, tenant, sent=True)
+        entry = OpenGrant(grant, record.attempt, prefill_tokens, blocks, expires, True, record.model, tenant)
         self._state.ledger.open(entry)
         self._state.counters.grants["adopted"] += 1
         self._state.adopted(record)

@@ -169,6 +169,11 @@ class RequestTable:
         if self._newest.get(life.ingress) == life.epoch:
             del self._newest[life.ingress]
 
+    def of(self, ingress: str, epoch: int) -> list[RequestRecord]:
+        """Requests of one life of an ingress."""
+        life = self._epochs.get((ingress, epoch))
+        return [self._records[request_id] for request_id in life.requests] if life is not None else []
+
     def forgive(self, now: float) -> None:
         """We could not listen: count everybody's silence from now."""
         for life in self._epochs.values():

@@ -234,7 +234,9 @@ class Driven:
         return self.do(Dispatched(fact))
 
     def state(self, *items: InFlight, ingress: str = "ingress-1", epoch: int = 1) -> list[Effect]:
-        fact = IngressState(source=ingress, epoch=epoch, seq=0, at_ms=0, ingress=ingress, in_flight=items)
+        fact = IngressState(
+            source=ingress, epoch=epoch, seq=0, at_ms=round(self.now * 1000), ingress=ingress, in_flight=items
+        )
         return self.do(IngressStated(fact))
 
     def wait(self, seconds: float, *, heartbeats: bool = True, ingresses: Sequence[str] = ()) -> list[Effect]:

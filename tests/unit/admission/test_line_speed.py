@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.admission.line_speed import HALF_LIFE_S, LineSpeeds
-from tests.unit.admission.build import ask, driven, end, held, refused
+from tests.unit.admission.build import ask, driven, end, held, in_flight, refused
 
 
 def speeds(every_s: float, count: int) -> LineSpeeds:
@@ -67,7 +67,9 @@ def test_a_refused_turn_reads_how_long_the_line_will_take() -> None:
     core.ask(ask("r0", "s0"))
     for number in range(1, 20):
         assert held(core.ask(ask(f"r{number}", f"s{number}")))
-        core.wait(4.0, ingresses=("ingress-1",))
+        for _ in range(4):
+            core.state(in_flight(f"r{number - 1}", f"s{number - 1}", worker="a"))
+            core.wait(1.0)
         core.end(end(f"r{number - 1}", f"s{number - 1}"))
     for number in range(20, 22):
         assert held(core.ask(ask(f"r{number}", f"s{number}")))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.admit import Granted
 from schemas.decision import Decision
+from schemas.ingress import IngressState
 from schemas.request import Outcome, RequestEnd, RequestFirstToken, Usage
 from schemas.session import SessionFact
-from services.admission.events import Decided, FirstToken, LeadershipChanged, Tick, WorkerStated
+from services.admission.effects import Effect
+from services.admission.events import Decided, FirstToken, IngressStated, LeadershipChanged, Tick, WorkerStated
 from tests.unit.admission.build import (
+    START,
     Driven,
     accepted,
     ask,
@@ -21,9 +25,16 @@ from tests.unit.admission.build import (
     identity,
     in_flight,
     refused,
+    replies,
     rows,
     worker_state,
 )
+
+
+def table(core: Driven, *, at: float | None = None, epoch: int = 1, parts: int = 1) -> IngressStated:
+    """What ingress-1 says of its requests when it has none, made at ``at`` (now)."""
+    made_ms = round((core.now if at is None else at) * 1000)
+    return IngressStated(IngressState(source="i", epoch=epoch, seq=0, at_ms=made_ms, ingress="ingress-1", parts=parts))
 
 
 def test_a_silent_ingress_loses_its_requests_with_one_end_and_one_row_each() -> None:
@@ -116,13 +127,46 @@ def test_nobody_is_lost_while_we_could_not_listen() -> None:
     assert rows(core.wait(5.5))
 
 
+def test_what_its_ingress_does_not_name_is_over() -> None:
+    """Its end was lost with a server of the bus: a table that was made 3 s after its receipt, when nothing had named it
+    for as long, would name it. The place is free long before the grant lapses, for who waits."""
+    core = driven(max_grants_per_rank=1)
+    core.workers("a")
+    core.ask(ask("r1", "s1"))
+    core.ask(ask("r2", "s2"))
+    core.state(in_flight("r1", "s1", worker="a"), in_flight("r2", "s2"))
+    effects = core.wait(2.5)
+    effects += core.state(in_flight("r2", "s2"))
+    assert replies(effects, Granted) == []
+    core.wait(1.0)
+    assert granted(core.state(in_flight("r2", "s2"))).request_id == "r2"
+    assert core.core.state.counters.vanished == 1
+    assert core.core.state.requests.get("r1") is None
+
+
+def test_a_table_that_says_less_than_all_ends_nothing() -> None:
+    """A part of a large table, one that was made before the request came, one of another life of its ingress."""
+    core = driven(ingress_lost_s=7.0)
+    core.workers("a")
+    core.ask(ask("r1", "s1"))
+    core.wait(4.0)
+    core.do(table(core, parts=2))
+    core.do(table(core, at=START))
+    core.do(table(core, epoch=0))
+    assert core.core.state.ledger.get("r1") is not None
+
+
 def test_a_grant_whose_request_never_shows_up_lapses() -> None:
-    """Its ingress lives and does not name the request: the place is freed, and that is counted."""
+    """Its ingress lives, has more requests than one message holds, and does not name this one: the place is freed, and
+    that is counted."""
     core = driven(max_grants_per_rank=1, grant_ttl_s=6.0)
     core.workers("a")
     core.ask(ask("r1", "s1"))
     core.ask(ask("r2", "s2", deadline_ms=0))
-    effects = core.wait(8.0, ingresses=["ingress-1"])
+    effects: list[Effect] = []
+    for _ in range(8):
+        effects += core.do(table(core, parts=2))
+        effects += core.wait(1.0)
     assert granted(effects).request_id == "r2"
     assert core.core.state.counters.released["lapsed"] == 1
     assert rows(effects) == []  # its ingress lives: rows are its own

@@ -104,13 +104,16 @@ class Follower:
             self._deciding.over(fact.request_id)  # its ingress waited long enough and chose by itself
         record.named = now
         entry = self._state.ledger.get(fact.request_id)
-        if entry is not None and entry.attempt >= fact.attempt and fact.mode != "fallback":
-            self._state.ledger.renew(fact.request_id, now + self._state.settings.grant_ttl_s)
-            return []
+        if entry is not None and fact.mode != "fallback":
+            runs_there = (entry.grant.worker, entry.grant.rank) == (fact.worker, fact.rank)
+            if entry.attempt > fact.attempt or (entry.attempt == fact.attempt and runs_there):
+                entry.sent = entry.sent or entry.attempt == fact.attempt
+                self._state.ledger.renew(fact.request_id, now + self._state.settings.grant_ttl_s)
+                return []
         record.attempt, record.mode = fact.attempt, fact.mode
         record.worker, record.rank, record.grant_id = fact.worker, fact.rank, fact.grant_id
         record.predicted_cached_tokens = None
-        return self._adopt(record, fact.epoch, record.input_tokens, now)
+        return self._adopt(record, 0, record.input_tokens, now)
 
     def first_token(self, fact: RequestFirstToken, now: float) -> list[Effect]:
         """Its prompt is computed."""
@@ -152,10 +155,10 @@ class Follower:
         if epoch is None:
             return []  # an ingress never heard of: its next heartbeat brings the request
         record = self._state.requests.note(_from_decision(decision, epoch, now))
-        if record is None or decision.attempt < record.attempt:
+        if record is None or decision.attempt < record.attempt or self._is_deposed(decision):
             return []
         placed(record, decision)
-        self._state.release(decision.request_id, "attempt")
+        before = self._state.release(decision.request_id, "attempt")
         size = decision.block_size or DEFAULT_BLOCK_SIZE
         ranks = {(each.worker, each.rank): each for each in decision.candidates}
         chosen = ranks.get((decision.worker, decision.rank), _UNSEEN)
@@ -172,6 +175,7 @@ class Follower:
                 adopted=True,
                 model=record.model,
                 tenant=record.identity.key.tenant,
+                sent=before is not None and before.sent and before.attempt == decision.attempt,
             )
         )
         self._state.adopted(record)
@@ -268,6 +272,15 @@ class Follower:
 
     # Inside
 
+    def _is_deposed(self, decision: Decision) -> bool:
+        """Whether the turn runs elsewhere: its ingress has said so, or takes a newer leader's answer instead."""
+        entry = self._state.ledger.get(decision.request_id)
+        if entry is None or entry.attempt != decision.attempt:
+            return False
+        if (entry.grant.worker, entry.grant.rank) == (decision.worker, decision.rank):
+            return False
+        return entry.sent or entry.grant.epoch > decision.grant.epoch
+
     def _note(self, record: RequestRecord, now: float) -> RequestRecord | None:
         self._state.requests.heard(record.ingress, record.ingress_epoch, now)
         return self._state.requests.note(record)
@@ -281,7 +294,7 @@ class Follower:
         return (item.worker, item.rank or 0) != (entry.grant.worker, entry.grant.rank)
 
     def _adopt(self, record: RequestRecord, epoch: int, prefill_tokens: int, now: float) -> list[Effect]:
-        """Book a placement that we did not make."""
+        """Book a placement that we did not make, as its ingress says. ``epoch``: of who did; 0: nobody says."""
         self._state.release(record.request_id, "attempt")
         if record.worker is None:
             return []
@@ -298,7 +311,7 @@ class Follower:
             expires_ms=int(expires * 1000),
         )
         blocks, tenant = record.input_tokens // size, record.identity.key.tenant
-        entry = OpenGrant(grant, record.attempt, prefill_tokens, blocks, expires, True, record.model, tenant)
+        entry = OpenGrant(grant, record.attempt, prefill_tokens, blocks, expires, True, record.model, tenant, sent=True)
         self._state.ledger.open(entry)
         self._state.counters.grants["adopted"] += 1
         self._state.adopted(record)

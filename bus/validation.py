@@ -51,7 +51,18 @@ def clean_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """As they arrive: values without line breaks and outer white space. Raises `ValueError` for a bad name."""
     cleaned = {}
     for key, value in headers.items():
-        if not key or any(not 33 <= ord(mark) <= 126 or mark == ":" for mark in key):
-            raise ValueError(f"not a header name: {key!r}")
+        _check_header_name(key)
         cleaned[key] = value.replace("\r", " ").replace("\n", " ").strip()
     return cleaned
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """As they go over the wire. Raises `ValueError` for a bad name."""
+    lines = "".join([f"{key}: {value}\r\n" for key, value in clean_headers(headers).items()])
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
+@lru_cache(maxsize=256)  # there are few
+def _check_header_name(name: str) -> None:
+    if not name or any(not 33 <= ord(mark) <= 126 or mark == ":" for mark in name):
+        raise ValueError(f"not a header name: {name!r}")

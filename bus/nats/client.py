@@ -45,6 +45,7 @@ class NatsClient(Client):
         self._inbox_prefix = bytearray(inbox_prefix.encode())
         self._demands_tls = demands_tls
         self._direct: dict[int, Direct] = {}
+        self._at_once: dict[int, DirectBytes] = {}
         self._takers: dict[int, DirectBytes] = {}
         self._ps = FastParser(self, self._takers)
         self._turn_ends: float | None = None
@@ -65,7 +66,20 @@ class NatsClient(Client):
     def handle_directly(self, sid: int, handler: Direct) -> None:
         """Messages of the subscription ``sid`` go to ``handler`` where they are parsed, as long as none of them waits
         and everybody has his turn every `TURN_S`; the others go through its queue."""
-        self._direct[sid] = handler
+        subscription = self._subs[sid]
+
+        def at_once(subject: bytes, data: bytes, headers: bytes | None, reply: bytes) -> None:
+            subscription._received += 1
+            handler(subject.decode(), data, None, reply.decode())
+
+        self._direct[sid], self._at_once[sid] = handler, at_once
+
+    def direct(self, sid: int) -> DirectBytes | None:
+        """Who takes a message without headers of the subscription ``sid`` at once; ``None`` where it has to wait."""
+        at_once, subscription = self._at_once.get(sid), self._subs.get(sid)
+        if at_once is None or subscription is None or subscription.pending_msgs or self._late_s() > 0.0:
+            return None
+        return at_once
 
     def handle_bytes(self, sid: int, handler: DirectBytes) -> None:
         """All messages of the subscription ``sid`` go to ``handler`` where they are parsed: for what comes only as
@@ -75,6 +89,7 @@ class NatsClient(Client):
     def forget_handler(self, sid: int) -> None:
         """No message comes for it any more."""
         self._direct.pop(sid, None)
+        self._at_once.pop(sid, None)
         self._takers.pop(sid, None)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -103,7 +118,7 @@ class NatsClient(Client):
         handler(subject.decode(), data, await self._process_headers(headers) if headers else None, reply.decode())
 
     def take_bytes(self, taker: DirectBytes, subject: bytes, data: bytes, headers: bytes | None, reply: bytes) -> None:
-        """One message for who takes bytes."""
+        """One message for who takes it as it is."""
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         try:
@@ -149,15 +164,29 @@ class NatsClient(Client):
     def _begin_turn(self) -> None:
         self._turn_ends = None
 
+    def send(self, subject: str, payload: bytes, reply: str, headers: bytes | None) -> None:
+        """`publish` without its coroutines, and of what was checked already; ``headers``: the whole block."""
+        if headers is None:
+            piece = b"%b %d\r\n%b\r\n" % (f"PUB {subject} {reply}".encode(), len(payload), payload)
+        else:
+            sizes = len(headers), len(headers) + len(payload)
+            piece = b"%b %d %d\r\n%b%b\r\n" % (f"HPUB {subject} {reply}".encode(), *sizes, headers, payload)
+        self._send_piece(piece, 1, len(payload))
+
     def send_together(self, subjects: Sequence[str], payload: bytes) -> None:
         """``payload`` to each of ``subjects``, which are the server's own, as one piece."""
         end = b" %d\r\n%b\r\n" % (len(payload), payload)
         piece = b"".join([b"PUB " + subject.encode() + end for subject in subjects])
-        self.stats["out_msgs"] += len(subjects)
-        self.stats["out_bytes"] += len(payload) * len(subjects)
+        self._send_piece(piece, len(subjects), len(payload) * len(subjects))
+
+    def _send_piece(self, piece: bytes, messages: int, payload_bytes: int) -> None:
+        """What is kept while the server is away, nats-py sends after the reconnection."""
+        self.stats["out_msgs"] += messages
+        self.stats["out_bytes"] += payload_bytes
         self._pending.append(piece)
         self._pending_data_size += len(piece)
-        self._step(self._flush_pending())
+        if self.is_connected and not self._write_soon() and self._flush_queue is not None and self._flush_queue.empty():
+            self._step(super()._flush_pending())
 
     @staticmethod
     def _step(flush: Coroutine[Any, Any, Any]) -> None:
@@ -169,23 +198,31 @@ class NatsClient(Client):
             flush.close()  # it waits for the flusher; what was published is in the buffer
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        if not self.is_connected or not isinstance(transport := self._transport, TcpTransport):
+        if force_flush or not self.is_connected or not self._write_soon():
             return await super()._flush_pending(force_flush)
+        return None
+
+    def _write_soon(self) -> bool:
+        """What is pending is written now, at the end of this turn or after its lingering; ``False``: nats-py's flusher
+        has to, which waits until the socket takes more."""
+        transport = self._transport
+        if not isinstance(transport, TcpTransport):
+            return False
         socket = _socket_of(transport)
         if socket is None or socket.is_closing():
-            return None  # the reader will notice; what is pending is sent after the reconnection
-        if force_flush or socket.get_write_buffer_size() > _WRITE_AT_ONCE_BYTES:
-            return await super()._flush_pending(force_flush)
+            return True  # the reader will notice; what is pending is sent after the reconnection
+        if socket.get_write_buffer_size() > _WRITE_AT_ONCE_BYTES:
+            return False
         if self._write_is_due:
-            return None
+            return True
         if self.linger_s and self._pending_data_size < _WRITE_AT_ONCE_BYTES:
             if self._later is None:
                 self._later = asyncio.get_running_loop().call_later(self.linger_s, self._write)
-            return None
+            return True
         self._write()
         self._write_is_due = True
         asyncio.get_running_loop().call_soon(self._write)
-        return None
+        return True
 
     @property
     def writable(self) -> bool:

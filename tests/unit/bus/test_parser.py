@@ -13,15 +13,16 @@ from bus.nats.client import NatsClient
 from bus.nats.parser import DirectBytes, FastParser
 
 Message = tuple[int, bytes, bytes, bytes | None, bytes]
-TAKEN = (1, 2)
+TAKEN, DIRECT = (1,), 2
 
 
 class Receiver:
-    """What a client does with parsed messages. ``slow``: those that came nats-py's way, with all others."""
+    """What a client does with parsed messages. Of `DIRECT`, every third has to wait."""
 
     def __init__(self) -> None:
         self.all: list[Message] = []
         self.pings = 0
+        self._asked = 0
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self.all.append((sid, subject, data, headers or None, reply))
@@ -37,6 +38,10 @@ class Receiver:
 
     def take_bytes(self, taker: DirectBytes, subject: bytes, data: bytes, headers: bytes | None, reply: bytes) -> None:
         taker(subject, data, headers, reply)
+
+    def direct(self, sid: int) -> DirectBytes | None:
+        self._asked += 1
+        return self.taker(sid) if sid == DIRECT and self._asked % 3 else None
 
     async def pause(self) -> None:
         await asyncio.sleep(0)

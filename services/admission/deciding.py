@@ -10,16 +10,15 @@ from collections import Counter
 
 import msgspec
 
-from schemas.admit import AdmitCancel, AdmitRequest, Grant, Granted, Held, Refused
-from schemas.decision import Decision
+from schemas.admit import AdmitCancel, AdmitRequest, Granted, Held, Refused
 from schemas.index import MatchReply, MatchRequest
 from schemas.policy import PolicyAnswer
 from schemas.session import SessionKey
 from services.admission.asks import Ask, Stage
 from services.admission.consulting import NO_VERDICT, Consultation, Verdict
-from services.admission.cost import booked_prefill_tokens, predicted_cached_tokens, predicted_shared_tokens
-from services.admission.effects import AskIndex, Effect, Publish, PublishDecision, Reply
+from services.admission.effects import AskIndex, Effect, Reply
 from services.admission.facts import FactWriter
+from services.admission.granting import grant_turn
 from services.admission.grants import OpenGrant
 from services.admission.holds import HoldQueue
 from services.admission.line_speed import LineSpeeds
@@ -445,69 +444,16 @@ class Deciding:
         worker = state.fleet.get(chosen.worker)
         if record is None or worker is None:
             raise RuntimeError(f"granted {request.request_id}, which is over, or on a worker that is gone")
-        size = block_size(self._state, request)
-        reach, pages = chosen.blocks.reach, chosen.shared_blocks
-        predicted = predicted_cached_tokens(reach, request.input_tokens, size)
-        predicted_shared = predicted_shared_tokens(reach, pages, request.input_tokens, size) if pages else 0
-        expires = now + state.settings.grant_ttl_s
         self._grants += 1
         self._speeds.granted(request.model, now)
-        grant = Grant(
-            grant_id=f"{self._facts.epoch}-{self._grants}",
-            request_id=request.request_id,
-            worker=chosen.worker,
-            rank=chosen.rank,
-            owner=request.ingress,
-            epoch=self._facts.epoch,
-            expires_ms=int(expires * 1000),
-        )
-        weights = state.settings.weights
-        credit = weights.shared_cache_multiplier * chosen.sureness * pages
-        prefill = booked_prefill_tokens(weights, chosen.blocks, request.input_tokens, size, pages, credit)
-        blocks = request.input_tokens // size
-        tenant = request.identity.key.tenant
-        state.ledger.open(OpenGrant(grant, request.attempt, prefill, blocks, expires, False, request.model, tenant))
-        decision = self._facts.decision(
+        return grant_turn(
+            state,
+            self._facts,
             ask,
             placement,
-            grant,
+            record,
+            worker,
+            number=self._grants,
             policy=user if ask.let is None else None,
-            builtin=ask.builtin,
-            block_size=size,
-            predicted_cached_tokens=predicted,
-            predicted_shared_tokens=predicted_shared,
-            previous_worker=previous_worker(self._state, request),
             now=now,
         )
-        self._count(decision)
-        placed(record, decision)
-        resumed = state.runs_again(record, "granted", now)
-        told = state.turn_placed(record, now)
-        reply = Reply(ask.reply_to, granted_reply(self._facts.epoch, grant, worker, record))
-        indexed = ask.index.indexed(chosen) if ask.index is not None else None
-        return [
-            reply,
-            *resumed,
-            PublishDecision(decision, placement),
-            Publish(self._facts.placed(request, decision, indexed, now)),
-            *told,
-        ]
-
-    def _count(self, decision: Decision) -> None:
-        counters = self._state.counters
-        counters.grants[decision.mode] += 1
-        counters.predicted_cached_tokens += decision.predicted_cached_tokens
-        counters.predicted_shared_tokens += decision.predicted_shared_tokens
-        counters.input_tokens += decision.input_tokens
-        if decision.previous_worker is not None:
-            counters.sticky["kept" if decision.previous_worker == decision.worker else "moved"] += 1
-
-
-def placed(record: RequestRecord, decision: Decision) -> None:
-    """The record of a request that ``decision`` placed."""
-    record.worker, record.rank = decision.worker, decision.rank
-    record.grant_id, record.mode = decision.grant.grant_id, decision.mode
-    record.attempt = decision.attempt
-    record.predicted_cached_tokens = decision.predicted_cached_tokens
-    record.input_tokens = decision.input_tokens or record.input_tokens
-    record.decision = decision

@@ -12,8 +12,9 @@ from schemas.ingress import InFlight, IngressState
 from schemas.request import Outcome, RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, Usage
 from schemas.worker import WorkerState
 from services.admission.cost import booked_prefill_tokens
-from services.admission.deciding import Deciding, placed
+from services.admission.deciding import Deciding
 from services.admission.effects import Effect, Publish, WriteRow
+from services.admission.granting import placed
 from services.admission.grants import OpenGrant
 from services.admission.lost import OUTCOME, lost_row
 from services.admission.placing import DEFAULT_BLOCK_SIZE

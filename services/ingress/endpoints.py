@@ -109,7 +109,8 @@ class ClientRequest:
     what the client expects of its answer, beside what it allows (`services.ingress.client_hints`). ``media``: what the
     prompt holds besides text, where that is known at reading (of a prompt that is counted, it is known then).
     ``token_ids``: the client asked for the ids of what is generated. ``tenant_salt``: the salt that goes into the body
-    in place of the client's; ``nvext_salt``: the one that the client has in ``nvext``."""
+    in place of the client's; ``nvext_salt``: the one that the client has in ``nvext``; ``apart``: what we keep of the
+    prompt is only for requests with the same."""
 
     endpoint: Endpoint
     method: str = "POST"
@@ -128,6 +129,7 @@ class ClientRequest:
     token_ids: bool = False
     tenant_salt: str | None = None
     nvext_salt: str | None = None
+    apart: str = ""
 
     @property
     def passed(self) -> bool:

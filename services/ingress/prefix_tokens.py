@@ -6,7 +6,8 @@ of a conversation is kept as its text, its token ids, their chain, and where its
 
 A conversation is looked up by digests of its text's beginnings at fixed places (`mark_places`), and then compared byte
 for byte with those that share the longest of them, so that no digest is ever believed. That costs some 0.5 us a KB, and
-nothing for a piece (docs/adr/0027).
+nothing for a piece (docs/adr/0027). Nobody finds what was kept apart from him: how long a prompt takes would tell what
+others have said.
 
 The encoder is handed in and is the only slow part: `PrefixTokenCache.find` and `PrefixTokenCache.keep` are short and
 must not run at the same time in two threads; `Plan.fill` between them touches nothing shared.
@@ -85,6 +86,7 @@ class _Entry:
 
     text: bytes
     leading: bytes
+    apart: str
     tokens: bytes
     chains: dict[Namespace, bytes]
     ends: array[int]
@@ -106,6 +108,7 @@ class Plan:
     missing_bytes: int
     _text: bytes = field(repr=False)
     _leading: bytes = field(repr=False)
+    _apart: str = field(repr=False)
     _keys: list[int] = field(repr=False)
     _entry: _Entry | None = field(repr=False)
     _known: int = field(repr=False)
@@ -172,14 +175,15 @@ class PrefixTokenCache:
         """Conversations kept."""
         return len(self._entries)
 
-    def find(self, text: str, leading: bytes = b"") -> Plan:
-        """What of ``text`` is known. ``leading``: token ids that come before its own (u32 little-endian).
+    def find(self, text: str, leading: bytes = b"", apart: str = "") -> Plan:
+        """What of ``text`` is known under ``apart``. ``leading``: token ids that come before its own (u32
+        little-endian).
 
         The last piece is never known: it is the one that the answer will be appended to.
         """
         data = _bytes(text)
-        keys = _digests(data, leading)
-        entry, common = self._nearest(data, leading, keys)
+        keys = _digests(data, leading, apart)
+        entry, common = self._nearest(data, leading, apart, keys)
         known, count, begin = 0, len(leading) // TOKEN_BYTES, 0
         starts = None
         if entry is not None:
@@ -191,15 +195,16 @@ class PrefixTokenCache:
                 entry = None
         ends = [at for at in (self._cutter.starts(data) if starts is None else starts) if at > begin]
         missing = _pieces(data, [begin, *ends, len(data)])
-        return Plan(missing, count, len(data) - begin, data, leading, keys, entry, known, ends)
+        return Plan(missing, count, len(data) - begin, data, leading, apart, keys, entry, known, ends)
 
-    def _nearest(self, text: bytes, leading: bytes, keys: list[int]) -> tuple[_Entry | None, int]:
+    def _nearest(self, text: bytes, leading: bytes, apart: str, keys: list[int]) -> tuple[_Entry | None, int]:
         """Who has the longest beginning in common with ``text``, of those that share its longest mark; and how many
         bytes it is."""
         for key in reversed(keys):
             best, most = None, 0
             for entry in self._places.get(key, ()):
-                common = common_bytes(entry.text, text) if entry.leading == leading else 0
+                alike = entry.leading == leading and entry.apart == apart
+                common = common_bytes(entry.text, text) if alike else 0
                 if common > most:
                     best, most = entry, common
             if best is not None:
@@ -231,7 +236,8 @@ class PrefixTokenCache:
         if not places:
             return
         keys = plan._keys[:places]
-        entry = _Entry(plan._text, plan._leading, prompt.tokens, filled.chains, filled.ends, filled.counts, keys)
+        known = (plan._text, plan._leading, plan._apart, prompt.tokens)
+        entry = _Entry(*known, filled.chains, filled.ends, filled.counts, keys)
         if entry.size_bytes > self._max_bytes:
             return
         old = plan._entry
@@ -277,9 +283,9 @@ def _pieces(text: bytes, places: list[int]) -> list[str]:
     return [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise(places) if start < end]
 
 
-def _digests(text: bytes, leading: bytes) -> list[int]:
-    """Of everything up to each mark. ``leading`` is in their seed, so that it makes another text."""
-    running = xxh3_64(seed=xxh3_64_intdigest(leading))
+def _digests(text: bytes, leading: bytes, apart: str) -> list[int]:
+    """Of everything up to each mark. ``leading`` and ``apart`` are in their seed: each makes it another text."""
+    running = xxh3_64(seed=xxh3_64_intdigest(leading, xxh3_64_intdigest(_bytes(apart))))
     view = memoryview(text)
     digests = []
     begin = 0

@@ -170,14 +170,14 @@ class PromptCounter:
     ) -> PromptTokens:
         """By the local tokenizer: what is short, or short but for what is known, at once. A thread would cost as much
         again as 500 tokens do, and could not render while others have the interpreter's lock."""
-        salt, adapter = effect.request.cache_salt, effect.adapter
+        salt, adapter, apart = effect.request.cache_salt, effect.adapter, effect.request.apart
 
         def finish(plan: Plan) -> PromptTokens:
             return tokenizer.finish(plan, effect.block_size, salt, adapter).paged(effect.pages, salt, adapter)
 
         if len(effect.request.body) > INLINE_RENDER_BYTES or _items(prompt) > INLINE_ITEMS:
-            return await self._pool.run(lambda: finish(tokenizer.plan(prompt, effect.dialect)))
-        plan = tokenizer.plan(prompt, effect.dialect)
+            return await self._pool.run(lambda: finish(tokenizer.plan(prompt, effect.dialect, apart)))
+        plan = tokenizer.plan(prompt, effect.dialect, apart)
         if plan.missing_bytes <= INLINE_TOKENIZE_BYTES and effect.pages is None:
             return finish(plan)
         return await self._pool.run(lambda: finish(plan))

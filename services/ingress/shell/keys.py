@@ -115,18 +115,20 @@ class Access:
         return Charge(tokens) if key is None else self._limiter.admit(key, tokens, time.monotonic())
 
     def granted(self, key: Key | None, request: ClientRequest) -> ClientRequest:
-        """The request under its tenant's salt. Raises `ModelNotAllowedError`, `ApiNotIsolatedError`."""
-        if key is None:
-            return request
-        if not key.may_use(request.model):
+        """The request under its tenant's salt, or the client's own. Raises `ModelNotAllowedError`,
+        `ApiNotIsolatedError`."""
+        if key is not None and not key.may_use(request.model):
             raise ModelNotAllowedError(request.model)
-        if not self._secret or request.endpoint in COUNTING:
-            return request
+        own = request.cache_salt or request.nvext_salt
+        if key is None or not self._secret:
+            return replace(request, apart=own) if own else request
+        salt = tenant_salt(self._secret, key.tenant, own)
+        if request.endpoint in COUNTING:
+            return replace(request, apart=salt)
         salted = request.endpoint in SALTED_ENDPOINTS
         if not salted and self._settings.require_cache_salt:
             raise ApiNotIsolatedError(request.endpoint)
-        salt = tenant_salt(self._secret, key.tenant, request.cache_salt or request.nvext_salt)
-        return replace(request, tenant_salt=salt, cache_salt=salt if salted else None)
+        return replace(request, tenant_salt=salt, cache_salt=salt if salted else None, apart=salt)
 
 
 def salt_secret(settings: IngressSettings) -> bytes:

@@ -88,8 +88,8 @@ class LocalTokenizer:
         """The prompt's tokens and chain, as an engine of this ``dialect`` has them. Raises `TemplateError`."""
         return self.finish(self.plan(prompt, dialect), block_size, salt, adapter)
 
-    def plan(self, prompt: ChatPrompt | TextPrompt, dialect: Dialect = "vllm") -> Plan:
-        """Render the prompt and look it up: what is left to encode. Raises `TemplateError`."""
+    def plan(self, prompt: ChatPrompt | TextPrompt, dialect: Dialect = "vllm", apart: str = "") -> Plan:
+        """Render the prompt and look it up under ``apart``: what is left to encode. Raises `TemplateError`."""
         if isinstance(prompt, ChatPrompt):
             if self.template is None:
                 raise TemplateError("this tokenizer has no chat template")
@@ -97,7 +97,7 @@ class LocalTokenizer:
         else:
             text, leading = prompt.text, self._leading if prompt.add_special_tokens else b""
         with self._lock:
-            return self._cache.find(text, leading)
+            return self._cache.find(text, leading, apart)
 
     def finish(
         self, plan: Plan, block_size: int | None, salt: str | None = None, adapter: str | None = None

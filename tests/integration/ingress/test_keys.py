@@ -14,12 +14,19 @@ import msgspec
 import openai
 import pytest
 import pytest_asyncio
+from prometheus_client import CollectorRegistry
 
 from bus import subjects
 from bus.interface import BusMessage
+from bus.tasks import Tasks
+from services.ingress.config import IngressSettings
+from services.ingress.endpoints import PATHS as PATHS_OF_APIS
+from services.ingress.endpoints import read_request
 from services.ingress.keys import Key, digest
 from services.ingress.replies import REASON_HEADER
 from services.ingress.salt import tenant_salt
+from services.ingress.shell.keys import Access
+from services.ingress.shell.metrics import IngressMetrics
 from tests.integration.ingress.support import (
     ASSETS,
     JSON,
@@ -149,6 +156,29 @@ async def test_models_that_a_key_may_not_use(stage: Stage, keys_file: Path) -> N
         listed = await door.client.fetch("GET", f"{door.url}/v1/models", headers, b"")
         assert json.loads(listed.body)["data"] == []
         assert (await door.client.fetch("GET", f"{door.url}/v1/models/{MODEL}", headers, b"")).status == 404
+
+
+async def test_what_is_kept_of_conversations_is_each_tenants_own(keys_file: Path) -> None:
+    """In every API, counting included; a client's own salt separates within its tenant, and without keys too."""
+    access = Access(IngressSettings(**settings(keys_file)), IngressMetrics(CollectorRegistry()))
+    tasks = Tasks()
+    await access.start(tasks)
+    await tasks.stop()
+    open_to_all = Access(IngressSettings(), IngressMetrics(CollectorRegistry()))
+
+    def apart(door: Access, key_id: str | None, path: str, **members: Any) -> str:
+        endpoint = PATHS_OF_APIS[path]
+        request = read_request(endpoint, json.dumps(body(path, **members)).encode())
+        key = None if key_id is None else door.key([(b"authorization", f"Bearer {key_of(key_id)}".encode())])
+        return door.granted(key, request).apart
+
+    for path in PATHS:
+        assert apart(access, "acme", path) == apart(access, "acme", path) != ""
+        assert apart(access, "acme", path) != apart(access, "slow1", path)
+        assert apart(open_to_all, None, path) == ""
+    salted = apart(access, "acme", PATHS[0], cache_salt="own")
+    assert salted not in (apart(access, "acme", PATHS[0]), apart(access, "slow1", PATHS[0], cache_salt="own"), "own")
+    assert apart(open_to_all, None, PATHS[0], cache_salt="own") == "own"
 
 
 async def test_limits(stage: Stage, keys_file: Path) -> None:

@@ -126,6 +126,24 @@ def test_a_conversation_is_kept_once() -> None:
     assert len(cache) == 2
 
 
+def test_a_conversation_that_is_kept_apart_is_found_by_nobody_else() -> None:
+    """Another tenant who sends the same pays for all of it: its time tells nothing. Its own next turn does not."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)
+    text = rendered([("system", "long " * 500), ("user", "one")])
+    expected = from_scratch(text)
+
+    def known(apart: str) -> int:
+        plan = cache.find(text, b"", apart)
+        filled = plan.fill(Encoder()(plan.missing), BLOCK)
+        cache.keep(filled)
+        assert filled.prompt == expected
+        return plan.known_tokens
+
+    assert [known(apart) for apart in ("", "one", "two")] == [0, 0, 0]
+    assert all(known(apart) > 500 for apart in ("", "one", "two"))
+    assert len(cache) == 3
+
+
 def test_the_least_recently_used_conversation_goes_first() -> None:
     """Over the bound the oldest is forgotten whole, and the newest stays."""
     cache = PrefixTokenCache(SPECIAL, max_bytes=6_000)

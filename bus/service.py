@@ -29,6 +29,7 @@ import click
 import uvloop
 from prometheus_client import REGISTRY
 
+from bus import garbage
 from bus.errors import BusError, SettingsError, cannot_listen
 from bus.health import HealthServer, LoopLag, ProcessCollector
 from bus.held_address import HeldAddress
@@ -263,7 +264,8 @@ class ServiceProcess(Generic[S]):
             log.info("service_started", section=self._section, http=url)
             if self._parent is not None:
                 self._parent.tell(url, started=True)
-            code = await self._until_stop(tasks)
+            with garbage.settled():
+                code = await self._until_stop(tasks)
         except SettingsError:
             raise
         except BusError as error:

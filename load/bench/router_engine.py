@@ -68,7 +68,7 @@ _PAGES = {
     b"/metrics": _whole(
         b'vllm:num_requests_running{engine="0"} 0\nvllm:num_requests_waiting{engine="0"} 0\n'
         b'vllm:kv_cache_usage_perc{engine="0"} 0\n'
-        b'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="1000000"} 1\n',
+        b'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="100000000"} 1\n',
         b"text/plain",
     ),
     b"/health": _whole(b"", b"text/plain"),

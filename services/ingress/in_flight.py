@@ -17,14 +17,24 @@ def parts(records: Iterable[Record], most: int) -> list[tuple[InFlight, ...]]:
     whole: list[tuple[InFlight, ...]] = []
     part: list[InFlight] = []
     room = STATE_PART_BYTES
-    for one in map(_in_flight, records):
-        size = len(to_json(one))
+    for one, size in map(_sized, records):
         if part and (len(part) >= most or size > room):
             whole.append(tuple(part))
             part, room = [], STATE_PART_BYTES
         part.append(one)
         room -= size + 1
     return [*whole, tuple(part)] if part or not whole else whole
+
+
+def _sized(record: Record) -> tuple[InFlight, int]:
+    """With its size in bytes. Of a stream it is made once, for nothing of it changes until its end."""
+    if record.in_flight is not None:
+        return record.in_flight
+    one = _in_flight(record)
+    sized = one, len(to_json(one))
+    if record.state == "streaming":
+        record.in_flight = sized
+    return sized
 
 
 def _in_flight(record: Record) -> InFlight:

@@ -25,6 +25,7 @@ from xxhash import xxh3_64_digest
 
 from schemas.admit import DecisionMode, Granted
 from schemas.index import ChainUnit
+from schemas.ingress import InFlight
 from schemas.session import MOVES_SESSION, RequestKind, SessionIdentity
 from services.ingress import events
 from services.ingress.endpoints import ClientRequest
@@ -107,6 +108,7 @@ class Record:
     `schemas.request.RequestAccepted` was said of it. ``sticky``: where its turn ran before, as its client says.
     ``block_size``: the pool's, in tokens (0: not asked for).
     ``is_open``: the client has the head of a stream and comments, and nothing of an engine's answer yet.
+    ``in_flight``: of a stream, what is said of it each second, and its size in bytes.
     """
 
     request_id: str
@@ -145,6 +147,7 @@ class Record:
     first_byte_at: float | None = None
     status: int | None = None
     chunks: int = field(default=0)
+    in_flight: tuple[InFlight, int] | None = None
     _digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:

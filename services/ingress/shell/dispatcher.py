@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from bus.errors import BusError
@@ -55,10 +56,15 @@ class Dispatcher:
     def leave(self, request_id: str) -> None:
         self._tasks.pop(request_id, None)
 
-    def progress(self) -> None:
-        """Once a second: let every streaming request say how far it is."""
-        for task in list(self._tasks.values()):
-            task.progress()
+    def progress(self, parts: int) -> Iterator[None]:
+        """Let every streaming request say how far it is, in ``parts`` of about one size."""
+        waiting = list(self._tasks)
+        for part in range(parts):
+            for request_id in waiting[part::parts]:
+                task = self._tasks.get(request_id)
+                if task is not None:
+                    task.progress()
+            yield
 
     def deliver(self, event: Event) -> None:
         """One event, and everything that follows from it."""

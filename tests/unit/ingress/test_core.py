@@ -11,7 +11,7 @@ import pytest
 
 from bus import subjects
 from schemas.base import to_json
-from schemas.ingress import IngressState
+from schemas.ingress import InFlight, IngressState
 from schemas.placed import Placed
 from schemas.pool import SharedLayout
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken, RequestProgress, Usage
@@ -552,6 +552,29 @@ def test_state_is_said_every_second_in_parts() -> None:
     assert (one.worker, one.rank, one.grant_id, one.grant_epoch, one.mode) == ("w1", 0, "grant-r1-0", 7, "policy")
     assert (one.input_tokens, one.predicted_cached_tokens) == (10, 8)
     assert placed["r0"].worker is None
+
+
+def test_state_says_the_same_of_a_stream_until_its_end() -> None:
+    """What is said of a request that is sent on is said of its stream, however far that is; of a retry, what is new."""
+    scene = dispatched("w1", "w2", stream=True)
+    assert [_said(scene).worker, _said(scene).attempt] == ["w1", 0]
+    scene.play(failed("connection_lost"))
+    assert [_said(scene).worker, _said(scene).attempt] == [None, 1]
+    scene.play(granted(R, "w2", attempt=1))
+    sent = _said(scene)
+    assert [sent.worker, sent.attempt, sent.grant_id] == ["w2", 1, f"grant-{R}-1"]
+    scene.play(first_byte(attempt=1))
+    assert _said(scene) == sent
+    scene.play(events.AnswerProgress(request_id=R, attempt=1, chunks=2))
+    assert _said(scene) == sent
+
+
+def _said(scene: Scene) -> InFlight:
+    """Of the only request in flight."""
+    (state,) = [effect.fact for effect in scene.play(events.Tick()) if isinstance(effect, Publish)]
+    assert isinstance(state, IngressState)
+    (one,) = state.in_flight
+    return one
 
 
 def test_stopping_leaves_nobody_behind() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 import tomllib
@@ -299,8 +300,12 @@ def _default(field: FieldInfo) -> Any:
 def _convert(value: _Value, kind: Any) -> Any:
     try:
         if value.text and _is_container(inspect.type_info(kind)):
-            return msgspec.json.decode(value.raw, type=kind)
-        return msgspec.convert(value.raw, kind, strict=not value.text)
+            converted = msgspec.json.decode(value.raw, type=kind)
+        else:
+            converted = msgspec.convert(value.raw, kind, strict=not value.text)
+        if _is_finite(msgspec.to_builtins(converted)):
+            return converted
+        problem = "must be a finite number"
     except SettingsError as error:  # a rule of a table's own
         key = f"{value.written}.{error.key}"
         raise SettingsError(key, str(error).removeprefix(f"{error.key}: ")) from error
@@ -310,6 +315,15 @@ def _convert(value: _Value, kind: Any) -> Any:
         raise SettingsError(value.written, f"lists and tables are written as JSON here ({error})") from error
     origin = "" if value.origin == value.written else f" ({value.origin})"
     raise SettingsError(value.written, f"{problem}{_shown(value)}{origin}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in it is infinite, or none at all: those pass every comparison, or none."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
 
 
 def _shown(value: _Value) -> str:

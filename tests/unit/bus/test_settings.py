@@ -121,6 +121,7 @@ def test_text_becomes_values() -> None:
         ({"TIDEGATE_INGRESS_NAMES": "[1]"}, {}, "TIDEGATE_INGRESS_NAMES", "[0]: must be text, not '[1]'"),
         ({}, {"windw": "1"}, "windw", "did you mean window?"),
         ({}, {"ratio": "x"}, "ratio", "must be a number, not 'x' (--set)"),
+        ({}, {"ratio": "nan"}, "ratio", "must be a finite number, not 'nan' (--set)"),
         ({}, {"log_level": "loud"}, "log_level", "must be one of debug, info, warning, error, not 'loud' (--set)"),
         ({"TIDEGATE_LOG_LEVEL": "loud"}, {}, "TIDEGATE_LOG_LEVEL", "must be one of debug, info, warning, error, not"),
         ({}, {"flags": '{"mode": "loud"}'}, "flags", "mode: must be one of quiet, strict, not"),
@@ -153,6 +154,7 @@ def test_mistakes_are_named_as_they_were_written(
         ("[common]\nwindow = 1\n", "window", "tidegate.toml [common]"),
         ('[ingress]\nwindow = "1"\n', "window", "must be a whole number, not the text '1' (tidegate.toml [ingress])"),
         ("[ingress]\nwindow = 1.5\n", "window", "must be a whole number, not 1.5"),
+        ("[ingress]\nratio = inf\n", "ratio", "must be a finite number, not inf (tidegate.toml [ingress])"),
         ("[ingress\n", "tidegate.toml", "is not TOML"),
     ],
 )

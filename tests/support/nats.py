@@ -146,8 +146,9 @@ class NatsServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(signal.SIGCONT)
         process.send_signal(number)
+        if number != signal.SIGKILL:
+            process.send_signal(signal.SIGCONT)  # one that is paused has to run to stop; killed, it says nothing more
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from bus.errors import BusError
 from bus.nats import NatsBus, NatsOptions, connect
 from bus.subjects import BUCKET_LEADERS
 from tests.support.nats import NatsServer
 from tests.support.ports import free_ports
+
+T = TypeVar("T")
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nats-cluster" / "nats.conf"
 ELECTION_S = 20.0
@@ -77,6 +80,31 @@ async def made(bus: NatsBus) -> str:
 
 async def bucket_leader(bus: NatsBus) -> str:
     """Which server leads the leaders' bucket."""
-    info = await bus.js.manager.stream_info(f"KV_{BUCKET_LEADERS}")
-    assert info.cluster is not None
-    return info.cluster.leader or ""
+    name = f"KV_{BUCKET_LEADERS}"
+    async with asyncio.timeout(40):
+        while True:
+            info = await settled(lambda: bus.js.call(name, bus.js.manager.stream_info(name)))
+            if info.cluster is not None and info.cluster.leader:
+                return info.cluster.leader
+            await asyncio.sleep(0.1)
+
+
+async def led_by(bus: NatsBus, server: str) -> None:
+    """Until this server leads the leaders' bucket (again): on a busy machine servers elect whenever they miss a
+    heartbeat."""
+    subject = f"$JS.API.STREAM.LEADER.STEPDOWN.KV_{BUCKET_LEADERS}"
+    asked = json.dumps({"placement": {"preferred": server}}).encode()
+    async with asyncio.timeout(60):
+        while await bucket_leader(bus) != server:
+            with suppress(BusError):
+                await bus.request(subject, asked, timeout_s=5)
+            await asyncio.sleep(0.1)
+
+
+async def settled(ask: Callable[[], Awaitable[T]]) -> T:
+    """What servers answer once they have elected, or have time."""
+    async with asyncio.timeout(40):
+        while True:
+            with suppress(BusError):
+                return await ask()
+            await asyncio.sleep(0.1)

@@ -6,7 +6,6 @@ import contextlib
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from urllib.error import HTTPError
 
 from tests.support.processes import HelperProcess
 
@@ -17,13 +16,13 @@ def page(process: HelperProcess, path: str) -> str:
     """One of the process's health pages."""
     line = next(line for line in process.stderr.splitlines() if "http_listening" in line)
     url = next(word for word in line.split() if word.startswith("url=")).removeprefix("url=").strip('"')
-    with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"{url}{path}", timeout=30) as answer:
         text: str = answer.read().decode()
     return text
 
 
 def is_ready(process: HelperProcess) -> bool:
-    with contextlib.suppress(HTTPError):
+    with contextlib.suppress(OSError):  # a refusal is one, too
         page(process, "/readyz")
         return True
     return False

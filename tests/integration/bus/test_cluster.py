@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bus.errors import BusError, BusTimeoutError
-from bus.interface import Consumer
+from bus.errors import BusError
 from bus.leadership import Leadership
 from bus.rows import RowPublisher
 from bus.subjects import BUCKET_LEADERS, TRACE_STREAM, TRACE_SUBJECTS
 from bus.tasks import Tasks
 from tests.support.nats import NatsServer
-from tests.support.nats_cluster import ELECTION_S, bucket_leader, client, made, running_cluster
+from tests.support.nats_cluster import ELECTION_S, bucket_leader, client, led_by, made, running_cluster, settled
 from tests.support.pace import Stopwatch
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.timeout(150)
 
 ROWS = 600
+LEASE_S = 4.0
+"""Three servers that are short of time acknowledge slowly; still less than they take to elect."""
 
 
 @pytest.fixture
@@ -47,34 +47,43 @@ async def test_who_leads_goes_on_while_the_servers_elect(cluster: dict[str, Nats
             candidates = {}
             for name, bus in (("a", first), ("b", second)):
                 candidates[name] = Leadership(
-                    bus, "test", instance=name, incarnation=name, lease_s=2.0, renew_s=0.5, changed=told[name].append
+                    bus,
+                    "test",
+                    instance=name,
+                    incarnation=name,
+                    lease_s=LEASE_S,
+                    renew_s=1.0,
+                    changed=told[name].append,
                 )
                 tasks[name].start("leadership", candidates[name].run())
-                await eventually(lambda: candidates["a"].epoch is not None, timeout_s=ELECTION_S)
+                await eventually(lambda: candidates["a"].epoch is not None)
             await eventually(lambda: candidates["b"].settled)
-            epoch = candidates["a"].epoch
-            bucket = await first.key_value(BUCKET_LEADERS)
-            before = await bucket.get("test")
+            bucket = await settled(lambda: first.key_value(BUCKET_LEADERS))
+            await led_by(watch, first_to_go)
+            await eventually(lambda: candidates["a"].epoch is not None)
+            before = await settled(lambda: bucket.get("test"))
             assert before is not None
+            told["a"].clear()
+            epoch = candidates["a"].epoch
             cluster.pop(first_to_go).kill()
             killed = Stopwatch()
-            async with asyncio.timeout(2 * ELECTION_S):
+            async with asyncio.timeout(60):
                 while True:
                     entry = None
                     with contextlib.suppress(BusError, TimeoutError):
-                        async with asyncio.timeout(1.0):
+                        async with asyncio.timeout(5.0):
                             await bucket.check_writable("test")
                             entry = await bucket.get("test")
-                    if entry is not None and entry.revision > before.revision + 8:
+                    if entry is not None and entry.revision > before.revision + 4:
                         break
                     await asyncio.sleep(0.1)
             print(f"renewed again, several times, {killed.took_s:.1f} s after the server's death; told {told}")
-            assert told == {"a": [epoch], "b": []}
+            assert (told, candidates["a"].epoch) == ({"a": [], "b": []}, epoch)
             since = Stopwatch()
             await tasks["a"].stop()
-            await eventually(lambda: candidates["b"].epoch is not None, timeout_s=ELECTION_S)
+            await eventually(lambda: candidates["b"].epoch is not None)
             print(f"leader's death to the standby's lead: {since.took_s:.2f} s")
-            await since.within(2.2)
+            await since.within(1.1 * LEASE_S)
             await tasks["b"].stop()
             assert not any(each.failed.done() for each in tasks.values())
 
@@ -99,25 +108,20 @@ async def test_one_of_three_is_killed_while_rows_are_written_and_somebody_leads(
         for candidate in candidates:
             tasks.start("leadership", candidate.run())
         rows = RowPublisher(first, tasks, timeout_s=2.0)
-        await eventually(lambda: any(one.epoch is not None for one in candidates), timeout_s=ELECTION_S)
+        await eventually(lambda: any(one.epoch is not None for one in candidates))
         for number in range(ROWS):
             assert rows.publish("tg.v1.trace.request_end.m.s", b'{"n": %d}' % number, f"row-{number}")
             if number == ROWS // 3:
-                await eventually(lambda: rows.stats().acknowledged > 0, timeout_s=ELECTION_S)
+                await eventually(lambda: rows.stats().acknowledged > 0)
                 cluster.pop(leader).kill()
-                killed_at = time.monotonic()
+                killed = Stopwatch()
             await asyncio.sleep(0)
-        await eventually(lambda: rows.depth == 0, timeout_s=2 * ELECTION_S)
-        away_s = time.monotonic() - killed_at
-        await eventually(lambda: sum(one.epoch is not None for one in candidates) == 1, timeout_s=ELECTION_S)
-        assert away_s < ELECTION_S
+        await eventually(lambda: rows.depth == 0)
+        await killed.within(ELECTION_S)
+        await eventually(lambda: sum(one.epoch is not None for one in candidates) == 1)
         won = [epoch for _, epoch in epochs if epoch is not None]
         assert won == sorted(set(won))
-        consumer: Consumer | None = None
-        async with asyncio.timeout(60):
-            while consumer is None:
-                with contextlib.suppress(BusTimeoutError):  # the two that are left may elect once more
-                    consumer = await first.consume("recorder", TRACE_SUBJECTS)
+        consumer = await settled(lambda: first.consume("recorder", TRACE_SUBJECTS))  # the two may elect once more
         seen: list[bytes] = []
         async with asyncio.timeout(40):
             while len(seen) < ROWS:
@@ -125,7 +129,7 @@ async def test_one_of_three_is_killed_while_rows_are_written_and_somebody_leads(
                 await consumer.ack_rows(batch)
                 seen += [row.payload for row in batch if row.delivered == 1]
         assert sorted(json.loads(row)["n"] for row in seen) == list(range(ROWS))
-        info = await first.js.manager.stream_info(TRACE_STREAM)
+        info = await settled(lambda: first.js.call(TRACE_STREAM, first.js.manager.stream_info(TRACE_STREAM)))
         assert info.state.messages == ROWS
         await consumer.close()
         await tasks.stop()

@@ -294,10 +294,10 @@ async def test_the_documented_example_runs(nats_server: NatsServer) -> None:
     assert process.stderr is not None
     log = b""
     while b"bus_unreachable" not in log:
-        log = await asyncio.wait_for(process.stderr.readline(), 20)
+        log = await asyncio.wait_for(process.stderr.readline(), 60)
     await asyncio.to_thread(nats_server.start)
     while b"policy_started" not in log:
-        log = await asyncio.wait_for(process.stderr.readline(), 20)
+        log = await asyncio.wait_for(process.stderr.readline(), 60)
     bus = await connect(nats_server.url)
     assert await ask(bus, "tenant-home") == RouteAnswer(worker="w1", rank=0)
     for _ in range(2):

@@ -18,11 +18,11 @@ async def test_a_request_brings_no_more_bytes_than_it_may(tmp_path: Path) -> Non
             row = b"%d" % number + b"x" * 7_000_000
             await bus.publish_row(trace("request_end", "m", "s"), row, message_id=f"r{number}")
         consumer = await bus.consume("recorder", TRACE_SUBJECTS)
-        rows = await consumer.fetch(256, 5)
+        rows = await consumer.fetch(256, 30)
         given = await bus.js.manager.consumer_info(TRACE_STREAM, "recorder")
         assert given.num_ack_pending == 2
         while len(rows) < 6:
-            found = await consumer.fetch(256, 5)
+            found = await consumer.fetch(256, 30)
             assert 0 < len(found) <= 2
             rows += found
         assert [row.payload[:1] for row in rows] == [b"%d" % number for number in range(6)]

@@ -462,11 +462,10 @@ async def test_a_flush_fails_with_its_connection(nats_server: NatsServer) -> Non
             pass  # it has not stopped yet
         waiting = [asyncio.ensure_future(bus.flush(600)) for _ in range(5)]
         await asyncio.sleep(0)
-        nats_server.send_signal(signal.SIGKILL)  # not `kill`, which lets it run on first
+        nats_server.kill()
         async with asyncio.timeout(60):
             ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(each) for each in ended] == [NotConnectedError] * 5
-        nats_server.kill()
         nats_server.start()
         await eventually(lambda: bus.connected)
         await bus.flush(30)

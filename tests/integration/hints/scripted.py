@@ -116,7 +116,7 @@ def metrics(process: HelperProcess) -> dict[tuple[str, ...], float]:
     """The service's page: values by name and label values, in the order of the labels' names."""
     found = re.search(r"http_listening url=(\S+)", process.stderr)
     assert found is not None, process.output
-    with urlopen(f"{found[1]}/metrics", timeout=5) as answer:
+    with urlopen(f"{found[1]}/metrics", timeout=30) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]
     return {(each.name, *(value for _, value in sorted(each.labels.items()))): each.value for each in samples}

@@ -84,7 +84,7 @@ async def resident(engine: RunningEngine) -> tuple[set[int], int]:
 async def match(bus: Bus, prompt: list[int]) -> WorkerMatch | None:
     """The one worker's answer, if it is known."""
     request = MatchRequest(model=MODEL, block_size=BLOCK, chain=chain_of_prompt(prompt, BLOCK))
-    answer = await bus.request(subjects.INDEX_MATCH, to_msgpack(request), timeout_s=2.0)
+    answer = await bus.request(subjects.INDEX_MATCH, to_msgpack(request), timeout_s=30.0)
     matches = from_msgpack(answer.payload, MatchReply).matches
     return matches[0] if matches else None
 

@@ -108,9 +108,10 @@ async def test_each_time_out_is_named(
     system: System, stall: str, settings: dict[str, Any], outcome: str, reason: str, status: int
 ) -> None:
     """Silence before the first byte is 504, inside the stream an error event; the row names the time that ran out."""
+    session = f"{stall}-{reason}"
+    async with system.door() as patient:
+        engine = await system.engine_of(session, patient)
     async with system.door(retry=False, **settings) as door:
-        session = f"{stall}-{reason}"
-        engine = await system.engine_of(session, door)
         await engine.misbehave(stall=stall, stall_requests=1)
         stream = await door.stream(
             chat(LONG, stream=True, max_tokens=32), x_tidegate_session_id=session, x_request_id=session

@@ -342,7 +342,7 @@ async def test_closing_a_stream_cuts_the_connection() -> None:
         stream = await client.open("GET", f"http://127.0.0.1:{server.port}", [], b"")
         assert await stream.read() == b"x"
         stream.close()
-        await asyncio.wait_for(gone.wait(), 1)
+        await asyncio.wait_for(gone.wait(), 30)
         with pytest.raises(ClientClosedError):
             await stream.read()
         await client.close()
@@ -364,7 +364,7 @@ async def test_cancelling_open_cuts_the_connection() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await asyncio.wait_for(gone.wait(), 1)
+        await asyncio.wait_for(gone.wait(), 30)
         await until(lambda: client.open_connections == 0)
         await client.close()
 
@@ -475,6 +475,68 @@ async def test_headers_without_end_are_bounded() -> None:
         with pytest.raises(BadAnswerError, match="headers"):
             await client.fetch("GET", base, [], b"", Timeouts(total_s=5))
         await until(lambda: client.open_connections == 0)
+        await client.close()
+
+
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "again"),
+    [
+        (CHUNKED + b"5;", b"e" * 8000),
+        (CHUNKED + b"3\r\nabc\r\n5;", b"e" * 8000),
+        (CHUNKED + b"3\r\nabc\r\n0\r\n", b"x-more: " + b"m" * 8000 + b"\r\n"),
+        (CHUNKED + b"3\r\nabc\r\n0\r\nx-more: ", b"m" * 8000),
+    ],
+    ids=["an extension of the first chunk", "an extension of a later one", "trailers", "one trailer"],
+)
+async def test_what_surrounds_a_body_without_end_is_bounded(begin: bytes, again: bytes) -> None:
+    """Chunk extensions and trailers are nobody's answer: who sends them without end is given up, not read for ever."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(begin)
+        while True:
+            writer.write(again)
+            await writer.drain()
+
+    async with scripted(script) as base:
+        client = HttpClient()
+        with pytest.raises(BadAnswerError, match="around"):
+            await client.fetch("GET", base, [], b"", Timeouts(first_byte_s=30, idle_s=30, total_s=60))
+        await until(lambda: client.open_connections == 0)
+        await client.close()
+
+
+async def test_small_chunks_are_no_extensions() -> None:
+    """A body of a million bytes in pieces of one byte has five bytes around each."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(CHUNKED)
+        for _ in range(100):
+            writer.write(b"1\r\na\r\n" * 10_000)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async with scripted(script) as base:
+        client = HttpClient()
+        assert (await client.fetch("GET", base, [], b"")).body == b"a" * 1_000_000
+        await client.close()
+
+
+async def test_an_answer_that_is_packed_for_the_way_is_a_bad_answer() -> None:
+    """``gzip, chunked`` would reach the client as its body, without a word that it is packed."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK + b"transfer-encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+
+    async with scripted(script) as base:
+        client = HttpClient()
+        with pytest.raises(BadAnswerError, match="encoding"):
+            await client.fetch("GET", base, [], b"")
         await client.close()
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from schemas.session import MOVES_SESSION, SessionFact, SessionKey
+from schemas.session import MOVES_SESSION, SessionFact, SessionIdentity, SessionKey
 from services.admission.asks import Ask
 from services.admission.effects import Effect
 from services.admission.outcomes import PauseTold, Place
@@ -128,7 +128,7 @@ class Pauses:
         facts, reason = self._state.facts, fact.reason or ""
         if facts is None:
             if fact.state == "paused":
-                return self._state.pause(fact.session, Pause(reason), {}, now)
+                return [*self._learned(fact, now), *self._state.pause(fact.session, Pause(reason), {}, now)]
             return self._state.resume(fact.session, reason, None, now)
         if fact.epoch >= facts.epoch or fact.state != "paused":
             return []  # ourselves, or what we have ended already
@@ -137,6 +137,16 @@ class Pauses:
         return self._state.resume(fact.session, "leader_changed", None, now)
 
     # Inside
+
+    def _learned(self, fact: SessionFact, now: float) -> list[Effect]:
+        """A process that began after the session's last turn does not know it, and must end its pause if it leads."""
+        sessions = self._state.sessions
+        if fact.worker is None or sessions.get(fact.session) is not None:
+            return []
+        identity = SessionIdentity(key=fact.session, session_id=fact.session_id, parent=fact.parent)
+        changes = sessions.learn(identity, fact.model or "", fact.turns, fact.context_tokens, now)
+        sessions.placed(fact.session, "turn", fact.worker, fact.rank or 0)
+        return self._state.tell_sessions(changes, now)
 
     def _has_paused(self, session: Session) -> bool:
         scheduled = self._state.scheduled

@@ -173,6 +173,17 @@ class SessionTable:
             session.final_ms = None
         return changes
 
+    def learn(
+        self, identity: SessionIdentity, model: str, turns: int, context_tokens: int, now: float
+    ) -> list[SessionChange]:
+        """One that is not known here, and of which another leader speaks: its turns were before this process. It is
+        idle. Returns those that had to make room."""
+        changes = self._make_room(_id_characters(identity))
+        session = self._sessions[identity.key] = Session(identity, model, now, SessionState.ACTING)
+        session.turns, session.context_tokens = turns, context_tokens
+        self.id_characters += _id_characters(identity)
+        return changes
+
     def pause(self, key: SessionKey, pause: Pause, numbers: dict[str, float]) -> list[SessionChange]:
         """The policy lets no turn of the session run. Only of one that is idle, and has run somewhere that is not lost:
         others have no KV that anybody could move."""

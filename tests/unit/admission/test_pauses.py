@@ -348,6 +348,20 @@ def test_a_new_leader_ends_the_pauses_of_the_one_before(monkeypatch: pytest.Monk
     assert room.wait(1.5) == [("paused", "s", "a", "policy")]
 
 
+def test_a_new_leader_ends_pauses_of_sessions_whose_turns_were_before_it_began() -> None:
+    """Found by `test_every_pause_ends_once`: nobody ended such a pause unless the session came again."""
+    core = driven(lead=False)
+    core.do(WorkerStated(worker_state("a")))
+    paused = SessionFact(
+        source="admission-0", epoch=9, seq=0, at_ms=0, session=identity("s").key, session_id="s", state="paused",
+        worker="a", rank=0, turns=3, context_tokens=1_050, reason="idle",
+    )  # fmt: skip
+    assert core.do(PauseHeard(paused)) == []
+    (fact,) = facts(core.do(LeadershipChanged(10)), SessionFact)
+    assert (fact.state, fact.session, fact.reason) == ("resumed", identity("s").key, "leader_changed")
+    assert (fact.turns, fact.context_tokens) == (3, 1_050)
+
+
 def test_what_an_old_leader_says_too_late_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, "s")
     late = SessionFact(

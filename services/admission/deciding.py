@@ -327,7 +327,10 @@ class Deciding:
     def _close(self, ask: Ask) -> None:
         """No question about it is open any more."""
         del self._open[ask.ticket]
-        self._open_by_model[ask.request.model] -= 1
+        model = ask.request.model
+        self._open_by_model[model] -= 1
+        if not self._open_by_model[model]:
+            del self._open_by_model[model]
         self._open_sessions.discard(ask.request.identity.key)
 
     def _question(self, ask: Ask, stage: Stage) -> int:

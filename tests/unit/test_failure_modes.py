@@ -16,6 +16,7 @@ ADMISSION = "integration/admission/test_admission.py"
 APIS = "integration/ingress/test_apis.py"
 ASKING = "integration/ingress/test_asking.py"
 ASKS = "unit/admission/test_asks.py"
+CLOCK = "unit/admission/test_clock.py"
 BREAKER = "integration/ingress/test_breaker.py"
 CLUSTER = "integration/bus/test_cluster.py"
 DOOR = "integration/ingress/test_front_door.py"
@@ -130,6 +131,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         f"{KILL}::test_a_killed_front_door_owes_no_row_and_no_grant",
         f"{ADMISSION}::test_a_lost_ingress_leaves_exactly_one_end_and_one_row_per_request",
         f"{LOST}::test_a_newer_epoch_of_the_same_ingress_ends_the_older_ones_requests_at_once",
+    ),
+    "admission's clock is set back": (
+        f"{CLOCK}::test_a_grant_that_nobody_names_lapses_after_its_time_by_the_new_clock",
+        f"{CLOCK}::test_nobody_is_lost_by_it_and_who_is_silent_then_is_lost_in_time",
+        f"{CLOCK}::test_who_waits_is_told_so_and_refused_in_time",
+        f"{CLOCK}::test_the_scheduling_policys_time_goes_on",
     ),
     "everything full": (
         f"{ASKS}::test_a_full_queue_refuses_with_429_and_a_deadline_with_503",

@@ -366,12 +366,22 @@ class ReplicaFeed:
         await in_slices(replica.index.discard(prepared), SLICE_S)
 
     async def _snapshot(self, worker: str) -> tuple[SnapshotReply, bytes]:
-        """Ask the bridge, fetch the object. Raises `SnapshotError`, `BusError`."""
+        """Ask the bridge, fetch the object where it is not in the answer. Raises `SnapshotError`, `BusError`."""
         question = to_json(SnapshotRequest(indexer=self.replica.name))
-        return await self._dump(worker, subjects.kv_snapshot(worker), question, SnapshotReply)
+        reply = await self._ask(worker, subjects.kv_snapshot(worker), question, SnapshotReply)
+        dump = reply.dump or await self._stored(worker, reply.bucket, reply.key)
+        await self._check(worker, dump, reply.size_bytes, reply.digest)
+        return reply, dump
 
-    async def _dump(self, name: str, subject: str, question: bytes, kind: type[R]) -> tuple[R, bytes]:
-        """Ask the bridge of ``name``, fetch the object that it speaks of. Raises `SnapshotError`, `BusError`."""
+    async def _pool_snapshot(self, pool: str) -> tuple[PoolSnapshotReply, bytes]:
+        """Ask the pool's bridge, fetch the object. Raises `SnapshotError`, `BusError`."""
+        question = to_json(PoolSnapshotRequest(indexer=self.replica.name))
+        reply = await self._ask(pool, subjects.pool_snapshot(pool), question, PoolSnapshotReply)
+        dump = await self._stored(pool, reply.bucket, reply.key)
+        await self._check(pool, dump, reply.size_bytes, reply.digest)
+        return reply, dump
+
+    async def _ask(self, name: str, subject: str, question: bytes, kind: type[R]) -> R:
         answer = await self._kv.request(subject, question, timeout_s=self._settings.snapshot_timeout_s)
         try:
             reply = from_json(answer.payload, kind)
@@ -380,22 +390,25 @@ class ReplicaFeed:
         if reply.error is not None:
             reason = reply.error if reply.error in BRIDGE_REASONS else "other"
             raise SnapshotError(name, reason, f"the bridge answered {reply.error}")
-        if reply.bucket != subjects.OBJECTS_SNAPSHOTS:
-            raise SnapshotError(name, "unknown_bucket", f"it is in {reply.bucket!r}")
-        dump = await self._objects.get(reply.key)
-        if len(dump) != reply.size_bytes:
+        return reply
+
+    async def _stored(self, name: str, bucket: str, key: str) -> bytes:
+        if bucket != subjects.OBJECTS_SNAPSHOTS:
+            raise SnapshotError(name, "unknown_bucket", f"it is in {bucket!r}")
+        return await self._objects.get(key)
+
+    async def _check(self, name: str, dump: bytes, size_bytes: int, written: str) -> None:
+        if len(dump) != size_bytes:
             raise SnapshotError(name, "snapshot_overwritten", "the object is not the one the bridge spoke of")
-        if reply.digest and await in_slices(digest(dump), SLICE_S) != reply.digest:
+        if written and await in_slices(digest(dump), SLICE_S) != written:
             raise SnapshotError(name, "snapshot_damaged", "the bytes are not those that the bridge wrote")
-        return reply, dump
 
     async def _fetch_pool(self, effect: AskPoolSnapshot) -> None:
         """A pool's picture, loaded aside and taken over at once."""
         replica, pool = self.replica, effect.pool
-        question = to_json(PoolSnapshotRequest(indexer=replica.name))
         try:
             async with asyncio.timeout(self._settings.snapshot_timeout_s * 2):
-                reply, dump = await self._dump(pool, subjects.pool_snapshot(pool), question, PoolSnapshotReply)
+                reply, dump = await self._pool_snapshot(pool)
             index = await in_slices(replica.prepare_pool(dump), SLICE_S)
         except TimeoutError:
             failed: str | None = "snapshot_timeout"

@@ -99,7 +99,8 @@ class RankMark(Message, frozen=True, kw_only=True, omit_defaults=True):
 class SnapshotReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Object-store ``bucket`` and ``key`` of the dump, its size, and the seq each rank stands for; or ``error``.
 
-    ``digest``: XXH3-64 (hex) of the dump; empty from a bridge that does not say it.
+    ``digest``: XXH3-64 (hex) of the dump; empty from a bridge that does not say it. ``dump``: a small dump itself (then
+    without bucket and key), where the store does not take it.
     """
 
     worker: str
@@ -109,3 +110,4 @@ class SnapshotReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     digest: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")] = ""
     marks: tuple[RankMark, ...] = ()
     error: str | None = None
+    dump: bytes = b""

@@ -3,7 +3,8 @@
 Askers who come while a dump is being written are answered together by the next one, and an unchanged index is not
 written again within `REUSE_S`: later the store may have lost it, and only who fetches it would notice. A dump is made
 in slices, between which the bridge goes on. Dumps go round through `SLOTS` keys, so that one is not overwritten while
-somebody reads it.
+somebody reads it. Where the store does not take a small dump at once (its servers elect for 5 to 10 s), the answer has
+it with it.
 
 The newest dump is also the checkpoint (`services.bridge.checkpoint`) with which the next bridge of this worker begins;
 without askers one is made now and then.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 
+from msgspec import structs
 from xxhash import xxh3_64_hexdigest
 
 from bus import subjects
@@ -32,6 +34,11 @@ log = EventLog(__name__)
 SLOTS = 4
 REUSE_S = 1.0
 """How long a dump that has been written is taken to be still there."""
+INLINE_BYTES = 2 * 1024 * 1024
+"""Of a dump that an answer may have with it: some 30,000 blocks."""
+STORE_S = 1.0
+"""How long the store may take for such a dump before it is answered without it."""
+
 KEEP_POLL_S = 1.0
 KEEP_SHARE = 0.05
 """Of the time, spent at most on dumps that nobody asked for."""
@@ -124,18 +131,7 @@ class SnapshotDesk:
         self._slot = (self._slot + 1) % SLOTS
         key = self._key(self._slot)
         checkpoint = Checkpoint(worker=self._worker, key=key, digest=xxh3_64_hexdigest(dump), ranks=kept)
-        try:
-            await self._objects.put(key, dump)
-            await self._objects.put(self._pointer, to_json(checkpoint))
-        except BusError as error:
-            log.warning("snapshot_not_written", worker=self._worker, reason=error.reason, size=len(dump))
-            return SnapshotReply(worker=self._worker, error=error.reason)
-        self.written += 1
-        self._failing = False
-        self._kept = kept
-        self._written_at = loop.time()
-        self._took_s = self._written_at - began_at
-        self._last = SnapshotReply(
+        reply = SnapshotReply(
             worker=self._worker,
             bucket=subjects.OBJECTS_SNAPSHOTS,
             key=key,
@@ -143,7 +139,32 @@ class SnapshotDesk:
             digest=checkpoint.digest,
             marks=tuple(rank.mark for rank in kept),
         )
-        return self._last
+        goes_inline = len(dump) <= min(INLINE_BYTES, self._bus.max_payload // 2)
+        problem = await self._store(dump, checkpoint, STORE_S if goes_inline else None)
+        if problem is not None:
+            log.warning("snapshot_not_written", worker=self._worker, reason=problem, size=len(dump), inline=goes_inline)
+            if goes_inline:
+                return structs.replace(reply, bucket="", key="", dump=dump)
+            return SnapshotReply(worker=self._worker, error=problem)
+        self.written += 1
+        self._failing = False
+        self._kept = kept
+        self._written_at = loop.time()
+        self._took_s = self._written_at - began_at
+        self._last = reply
+        return reply
+
+    async def _store(self, dump: bytes, checkpoint: Checkpoint, timeout_s: float | None) -> str | None:
+        """Why it could not be written; ``None``: it is."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._objects.put(checkpoint.key, dump)
+                await self._objects.put(self._pointer, to_json(checkpoint))
+        except TimeoutError:
+            return "store_slow"
+        except BusError as error:
+            return error.reason
+        return None
 
     async def clear(self) -> None:
         """The worker leaves: what nobody will ask for any more goes. The newest dump stays until the store forgets it,

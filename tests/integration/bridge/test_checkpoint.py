@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bus import subjects
 from bus.errors import KeyMissingError
 from bus.interface import Bus
+from bus.nats import connect
 from kvcore import PrefixIndex
 from schemas.base import from_json, to_json
 from schemas.kv import SnapshotReply, SnapshotRequest
@@ -12,6 +15,7 @@ from services.bridge.checkpoint import Checkpoint
 from tests.integration.bridge.house import running_bridge, running_indexer, source_of, until, until_applied, until_async
 from tests.integration.bridge.scripted_engine import ScriptedEngine, batch, removed
 from tests.integration.bridge.test_bridge import FIRST, Stream, block
+from tests.support.nats_cluster import client, made, running_cluster, settled
 
 POINTER = "w.checkpoint"
 
@@ -64,6 +68,33 @@ async def test_bridge_and_indexer_come_back_with_more_than_the_engine_remembers(
             assert [(mark.incarnation, mark.seq) for mark in reply.marks] == [(FIRST, 7)]
             assert own.content() == content
     assert stream.numbers()[-2:] == [(FIRST, 6), (FIRST, 7)]
+
+
+async def test_a_small_snapshot_comes_without_the_store(tmp_path: Path) -> None:
+    """Two of three servers die: the bus goes on, and its stores take nothing (as for 5 to 10 s at each election). Who
+    lacks a batch has the index all the same, with the answer."""
+    with running_cluster(tmp_path) as servers:
+        async with client(servers, "watch") as watch:
+            await made(watch)
+            await settled(lambda: watch.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S))
+        last = servers["nats-2"].url
+        async with ScriptedEngine(block_size=4) as engine, running_bridge(engine, last) as bridge:
+            bus = await connect(last, name="asker", timeout_s=30)
+            for number in range(3):
+                await engine.publish(block(number))
+            await until(lambda: bridge.core.blocks == 3, "all blocks")
+            for name in ("nats-0", "nats-1"):
+                servers[name].kill()
+            answer = await bus.request(
+                subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=30
+            )
+            reply = from_json(answer.payload, SnapshotReply)
+            index = PrefixIndex()
+            index.load(reply.dump)
+            assert (reply.bucket, reply.key, reply.error) == ("", "", None)
+            assert [(mark.incarnation, mark.seq) for mark in reply.marks] == [(FIRST, 2)]
+            assert len(index.content()["w", 0]) == 3
+            await bus.close()
 
 
 async def test_a_question_before_the_engine_is_known_leaves_the_checkpoint_alone(url: str, bus: Bus) -> None:

@@ -51,6 +51,7 @@ class Publisher:
         self.asked = 0
         self.early: tuple[bytes, int] | None = None
         self.damaged = self.silent = 0
+        self.inline = False
         self.errors: list[str] = []
 
     async def start(self) -> None:
@@ -77,11 +78,13 @@ class Publisher:
         if self.damaged:
             self.damaged -= 1
             stored_as = dump[:-1] + bytes([dump[-1] ^ 1])
-        await self._objects.put("w.0", stored_as)
+        if not self.inline:
+            await self._objects.put("w.0", stored_as)
         answer = SnapshotReply(
             worker="w",
-            bucket=subjects.OBJECTS_SNAPSHOTS,
-            key="w.0",
+            bucket="" if self.inline else subjects.OBJECTS_SNAPSHOTS,
+            key="" if self.inline else "w.0",
+            dump=stored_as if self.inline else b"",
             size_bytes=len(dump),
             digest=xxh3_64_hexdigest(dump),
             marks=marks,
@@ -224,8 +227,11 @@ async def test_without_its_connection_a_source_says_that_it_lacks_something(bus:
         assert bus.connected
 
 
-async def test_what_a_bridge_answers_is_checked(bus: Bus, publisher: Publisher) -> None:
-    """Bytes that are not those it wrote are not loaded, its words are not made labels, and it is asked again."""
+@pytest.mark.parametrize("inline", [False, True])
+async def test_what_a_bridge_answers_is_checked(bus: Bus, publisher: Publisher, inline: bool) -> None:
+    """Bytes that are not those it wrote are not loaded, wherever they are, its words are not made labels, and it is
+    asked again."""
+    publisher.inline = inline
     async with running(bus, Replica(ReplicaSettings(snapshot_retry_s=0.05), "own")) as feed:
         publisher.publish(stored(0), heard=False)
         publisher.publish(stored(1))

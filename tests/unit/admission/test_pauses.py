@@ -87,7 +87,7 @@ class Room:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *sessions: str, workers: tuple[str, ...] = ("a",), **more: Any):
         self.valve = Valve()
-        monkeypatch.setattr("services.admission.scheduled.make_policy", lambda *_: self.valve)
+        monkeypatch.setattr("services.admission.driving.make_policy", lambda *_: self.valve)
         self.core = driven(policy="concur", hold_deadline_s=3600.0, **more)
         self.words = SessionWords()
         self.heard = 0

@@ -28,7 +28,7 @@ LOCK = ROOT / "requirements-dev.lock"
 TAKEN = frozenset(
     {
         "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0",
-        "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Unicode-3.0", "Zlib",
+        "CNRI-Python", "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Unicode-3.0", "Zlib",
     }
 )  # fmt: skip
 """Permissive ones, and MPL-2.0, which asks for the sources of its own files only: we change none of them."""
@@ -40,6 +40,7 @@ LOOKED_AT = {
     "jinja2": "BSD-3-Clause",
     "kiwisolver": "BSD-3-Clause",
     "matplotlib": "PSF-2.0",  # its own licence, made after Python's
+    "tiktoken": "MIT",
 }
 """What the files of packages say whose metadata does not say it in a way that can be read."""
 

@@ -26,7 +26,11 @@ LARGE_READ = 131_072
 """Bytes of one read after which a connection's turn is over."""
 
 MAX_HEAD_BYTES = 262_144
-"""Headers of an answer that are still coming; interim (1xx) answers count with them."""
+"""Headers of an answer that are still coming; interim (1xx) answers count with them. Behind them the same bound is for
+what surrounds the pieces of its body: chunk extensions, trailers."""
+
+CHUNK_FRAMING = 16
+"""Bytes around a chunk that do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers: Headers = []
         self._until_close = False
         self._head_bytes = 0
+        self._surrounding_bytes = 0
         self._pieces: list[bytes] = []
         self._paused = False
         self.idle_since = 0.0
@@ -80,13 +85,12 @@ class ClientConnection(asyncio.Protocol):
         self._stream = stream
         self._headers = []
         self._head_bytes = 0
+        self._surrounding_bytes = 0
         self._until_close = False
-        if body and len(body) <= 65_536:
-            self._transport.write(head + body)
-            return
-        self._transport.write(head)
         if body:
-            self._transport.write(body)
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
 
     def data_received(self, data: bytes) -> None:
         stream = self._stream
@@ -97,6 +101,7 @@ class ClientConnection(asyncio.Protocol):
         stream.bytes_received += len(data)
         problem: BadAnswerError | None = None
         waiting_for_head = not stream.begun
+        self._surrounding_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -109,6 +114,10 @@ class ClientConnection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES and problem is None:
                 problem = BadAnswerError(f"the answer's headers are larger than {MAX_HEAD_BYTES} bytes")
         self._hand_over()
+        if waiting_for_head or self._surrounding_bytes < 0:
+            self._surrounding_bytes = 0
+        elif self._surrounding_bytes > MAX_HEAD_BYTES and problem is None:
+            problem = BadAnswerError(f"more than {MAX_HEAD_BYTES} bytes around the pieces of the answer's body")
         if len(data) >= LARGE_READ:
             self._let_others()
         if problem is not None:
@@ -157,6 +166,10 @@ class ClientConnection(asyncio.Protocol):
             return
         if not 200 <= status <= 599:
             raise BadAnswerError(f"the answer's status is {status}")
+        coding = find(self._headers, b"transfer-encoding")
+        if coding is not None and coding.strip().lower() not in (b"chunked", b"identity"):
+            # What is packed besides would be passed on as the body, without its label.
+            raise BadAnswerError(f"the answer's transfer encoding is {coding.decode('latin-1')[:40]}")
         self._status = status
         headers, self._headers = self._headers, []
         self._until_close = (
@@ -180,6 +193,7 @@ class ClientConnection(asyncio.Protocol):
         if not pieces:
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._surrounding_bytes -= len(data) + CHUNK_FRAMING * len(pieces)
         pieces.clear()
         stream = self._stream
         if stream is None:

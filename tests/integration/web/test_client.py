@@ -519,6 +519,7 @@ async def test_small_chunks_are_no_extensions() -> None:
             writer.write(b"1\r\na\r\n" * 10_000)
             await writer.drain()
         writer.write(b"0\r\n\r\n")
+        await reader.read()
 
     async with scripted(script) as base:
         client = HttpClient()

@@ -479,6 +479,23 @@ def test_a_stream_without_its_last_word_was_lost() -> None:
     assert end.usage == Usage(input_tokens=10, output_tokens=2, estimated=True)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_cannot_be_read_is_the_engines_fault(stream: bool) -> None:
+    """A proxy's login page with status 200, half a document or an empty one is no completed answer."""
+    scene = dispatched("w1", stream=stream)
+    scene.play(first_byte(), ended(answer=AnswerFacts(unreadable=1, complete=True)))
+    end, _ = scene.end()
+    assert (end.outcome, end.reason, end.status) == ("upstream_error", "bad_answer", 200)
+
+
+def test_one_unreadable_event_among_others_is_passed_over() -> None:
+    """What an engine streams beside its answer is not ours to judge."""
+    scene = dispatched("w1", stream=True)
+    scene.play(first_byte(), ended(answer=AnswerFacts(unreadable=1, data_lines=3, complete=True)))
+    end, _ = scene.end()
+    assert (end.outcome, end.reason) == ("completed", None)
+
+
 @pytest.mark.parametrize(
     ("reason", "outcome"),
     [

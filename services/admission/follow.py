@@ -190,10 +190,13 @@ class Follower:
         effects: list[Effect] = []
         expires = now + self._state.settings.grant_ttl_s
         for item in fact.in_flight:
+            known = self._state.requests.get(item.request_id)
+            # The decision was lost, and the dispatch does not say how long the prompt is: it is booked anew, once.
+            sized = known is None or known.input_tokens > 0 or item.input_tokens == 0
             record = self._note(_record(item, fact, now), now)
             if record is None:
                 continue
-            if self._state.ledger.renew(item.request_id, expires) and not self._runs_elsewhere(item):
+            if self._state.ledger.renew(item.request_id, expires) and sized and not self._runs_elsewhere(item):
                 continue
             if item.worker is None or self._deciding.waits(item.request_id):
                 continue

@@ -246,6 +246,12 @@ class Books(RuleBasedStateMachine):
                     self.do(self.core.state(*items, ingress=ingress, epoch=epoch))
             self.do(self.core.do(Tick()))
 
+    @rule(seconds=st.sampled_from((0.5, 3.0, 3600.0)))
+    def the_clock_is_set_back(self, seconds: float) -> None:
+        """It shows with the next tick."""
+        self.core.now -= seconds
+        self.do(self.core.do(Tick()))
+
     @rule()
     def leader_changes(self) -> None:
         """We lose the lead and win it again: whoever waited has to ask again."""

@@ -113,3 +113,14 @@ def test_a_late_dispatch_of_the_first_attempt_moves_nothing() -> None:
     assert where(core) == "b"
     dispatched(core, "a")
     assert where(core) == "b"
+
+
+def test_a_turn_whose_decision_was_lost_is_booked_with_its_size_when_its_ingress_says_it() -> None:
+    """Its dispatch does not: a standby that takes over would let too much run there."""
+    follower = standby()
+    dispatched(follower, "b")
+    assert follower.core.state.ledger.account("b", 0).blocks == 0
+    follower.state(in_flight("r1", "s1", worker="b"), epoch=1_800_000_000_000)
+    account = follower.core.state.ledger.account("b", 0)
+    assert (account.requests, account.blocks, account.prefill_tokens) == (1, 4, 0)
+    assert where(follower) == "b"

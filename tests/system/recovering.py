@@ -155,7 +155,7 @@ class House:
     async def match(self, chain: bytes) -> dict[int, WorkerMatch]:
         """The indexer's answer for one chain, by rank."""
         request = MatchRequest(model=MODEL, block_size=BLOCK, chain=chain)
-        answer = await self.bus.request(subjects.INDEX_MATCH, to_msgpack(request), timeout_s=2.0)
+        answer = await self.bus.request(subjects.INDEX_MATCH, to_msgpack(request), timeout_s=30.0)
         return {match.rank: match for match in from_msgpack(answer.payload, MatchReply).matches}
 
     async def bridge_blocks(self) -> Truth:

@@ -395,7 +395,7 @@ async def test_snapshot_is_the_engines_index(url: str, bus: Bus) -> None:
         await stream.until_numbers(3)
         for _ in range(2):
             answer = await bus.request(
-                subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=5.0
+                subjects.kv_snapshot("w"), to_json(SnapshotRequest(indexer="test")), timeout_s=30.0
             )
         reply = from_json(answer.payload, SnapshotReply)
         assert [(mark.rank, mark.incarnation, mark.seq) for mark in reply.marks] == [(0, FIRST, 2)]

@@ -54,7 +54,7 @@ async def test_live_batches_and_heartbeats_go_on_while_a_dump_is_made(
 
         async def ask() -> SnapshotReply:
             question = to_json(SnapshotRequest(indexer="test"))
-            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=10.0)
+            answer = await bus.request(subjects.kv_snapshot("w"), question, timeout_s=30.0)
             return from_json(answer.payload, SnapshotReply)
 
         async def read(reply: SnapshotReply) -> PrefixIndex:

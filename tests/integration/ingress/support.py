@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,8 +316,8 @@ class System:
     heartbeats: Heartbeats
 
     def door(self, **settings: Any) -> AbstractAsyncContextManager[Door]:
-        """An ingress in this process, ready."""
-        return open_door(self.nats.url, **settings)
+        """An ingress in this process, ready; admission decides, however long it takes."""
+        return open_door(self.nats.url, **{"admit_idle_s": 15.0, **settings})
 
     async def engine_of(self, session: str, door: Door) -> SimulatedEngine:
         """The engine on which a session lands: by asking once."""
@@ -358,11 +358,17 @@ async def running_system(directory: Path, engines: int = 2, **admission_settings
 
 @asynccontextmanager
 async def running_bridged(
-    directory: Path, engines: int = 2, *, front: Callable[[str], Awaitable[str]] | None = None, **engine: object
+    directory: Path,
+    engines: int = 2,
+    *,
+    front: Callable[[str], Awaitable[str]] | None = None,
+    bridge_settings: Mapping[str, object] | None = None,
+    **engine: object,
 ) -> AsyncIterator[System]:
     """nats-server, engines with real bridges, and admission: what an engine has is known from its own events.
 
-    ``front``: makes the URL at which an engine is reached from its own. ``engine``: more of their settings.
+    ``front``: makes the URL at which an engine is reached from its own. ``bridge_settings``: more of the bridges'.
+    ``engine``: more of the engines'.
     """
     async with AsyncExitStack() as stack:
         nats, bus = await stack.enter_async_context(running_bus(directory))
@@ -388,6 +394,7 @@ async def running_bridged(
                 "kv_replay": json.dumps(ready["replay"]),
                 "scrape_interval_s": 0.2,
                 "heartbeat_interval_s": 0.2,
+                **(bridge_settings or {}),
             }
             await stack.enter_async_context(
                 python_process("services.bridge", *settings_arguments(bridge), directory=directory, name=f"b-{worker}")

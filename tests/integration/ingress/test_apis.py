@@ -227,7 +227,7 @@ async def test_an_engine_that_dies(house: System, door: Door, api: str, after: i
     assert row.outcome == "completed"
     assert row.worker is not None
     assert row.worker.worker != engine.worker
-    assert door.service.in_flight == 0
+    await until(lambda: door.service.in_flight == 0)
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
@@ -243,7 +243,7 @@ async def test_a_client_that_leaves_in_its_stream(house: System, door: Door, api
     for engine in house.engines.values():
         await engine.behave()
     assert (row.outcome, row.reason, row.endpoint) == ("client_disconnect", "client_gone", api)
-    assert door.service.in_flight == 0
+    await until(lambda: door.service.in_flight == 0)
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])

@@ -160,7 +160,7 @@ async def test_a_held_request_whose_keep_alive_stops_is_asked_again(stage: Stage
         answers += 1
         return [held(question)] if answers == 1 else [grant(stage, question, "worker-0")]
 
-    async with stage.door(admit_idle_s=0.2) as door, stage.leader(answer) as asked:
+    async with stage.door(admit_idle_s=1.0) as door, stage.leader(answer) as asked:
         reply = await door.post(chat())
         row = await stage.rows.one((reply.header("x-request-id") or b"").decode())
     assert (reply.status, row.decision_mode) == (200, "policy")
@@ -177,7 +177,7 @@ async def test_a_request_that_is_held_too_long_is_refused(stage: Stage) -> None:
 
     subscription = await stage.bus.subscribe(f"{subjects.ROOT}.admit.cancel.*", on_cancel)
     async with (
-        stage.door(admit_idle_s=0.2, admit_deadline_s=0.3) as door,
+        stage.door(admit_idle_s=1.0, admit_deadline_s=1.1) as door,
         stage.leader(lambda question: [held(question)]),
     ):
         reply = await door.post(chat())

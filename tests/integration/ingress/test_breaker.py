@@ -19,8 +19,7 @@ from web.client import Answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-RULES = {"breaker_failures": 3, "breaker_open_s": 1.0, "breaker_longest_s": 2.0, "admit_idle_s": 15.0}
-"""Admission decides, however long it takes."""
+RULES = {"breaker_failures": 3, "breaker_open_s": 1.0, "breaker_longest_s": 2.0}
 MOST = 200
 """Requests after which it must be open: of two equal workers each is chosen every other time."""
 

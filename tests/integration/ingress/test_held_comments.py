@@ -24,7 +24,7 @@ from web.server import HttpServer, Request, Responder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SETTINGS = {"held_comment_s": 0.1, "admit_idle_s": 1.0}
+SETTINGS = {"held_comment_s": 0.1, "admit_idle_s": 10.0}
 """Comments go out with the tick, once a second: one comes within the first."""
 
 CHUNK = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": MODEL}

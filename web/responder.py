@@ -79,7 +79,7 @@ class Responder:
         head = self._head(status, headers)
         self._chunked = chunked
         self.started = True
-        self._connection.write(head)
+        self._connection.begin(head)
 
     def write(self, data: bytes) -> None:
         """A piece of the body. Never blocks; see `drain`."""

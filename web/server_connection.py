@@ -65,6 +65,7 @@ class ServerConnection(asyncio.Protocol):
         self._body_deadline: float | None = None
         self._stall_deadline: float | None = None
         self._waiting_for = "header"
+        self._begun = b""
 
     # The transport's side
 
@@ -111,6 +112,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._deaf = True
         self._transport = None
+        self._begun = b""
         self._reset()
         self._deadline = self._stall_deadline = None
         self._drop_queue()
@@ -351,8 +353,23 @@ class ServerConnection(asyncio.Protocol):
         return self._serving is None and not self._queue and self._head_bytes == 0 and self._in_head
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._begun:
+            self._transport.writelines((self._begun, data))
+            self._begun = b""
+        else:
             self._transport.write(data)
+
+    def begin(self, head: bytes) -> None:
+        """Write it together with what follows in this turn of the loop: every write is a system call at once, and the
+        client is woken by each."""
+        self._begun = head
+        asyncio.get_running_loop().call_soon(self._send_begun)
+
+    def _send_begun(self) -> None:
+        if self._begun:
+            self.write(b"")
 
     async def drain(self) -> None:
         if not self.congested or self._transport is None:
@@ -395,9 +412,11 @@ class ServerConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close once everything written has been sent."""
+        self._send_begun()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
+        self._begun = b""
         if self._transport is not None:
             self._transport.abort()

@@ -114,6 +114,37 @@ async def test_streams_are_chunked_in_http_1_1_and_end_by_close_in_1_0() -> None
             assert await client.rest() == b"onetwothree"
 
 
+async def begun_only(request: Request, responder: Responder) -> None:
+    """A head, and then what the path says."""
+    responder.start(200, [(b"content-type", b"text/plain")])
+    if request.path == "/later":
+        await responder.gone.wait()
+    elif request.path == "/cut":
+        responder.break_off()
+    elif request.path == "/gone":
+        responder.abort()
+    else:
+        responder.finish()
+
+
+async def test_a_head_waits_for_nothing_but_this_turn() -> None:
+    """It is sent with what is written at once, or by itself: also before a long silence, an end, or a cut."""
+    async with serving(begun_only) as server:
+        for path, rest in ((b"/empty", b"0\r\n\r\n"), (b"/cut", b"")):
+            async with raw_client(server.port) as client:
+                client.send(b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path)
+                assert (await client.head())[0] == 200
+                assert await client.rest() == rest
+        async with raw_client(server.port) as client:
+            client.send(b"GET /later HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.head())[0] == 200
+        async with raw_client(server.port) as client:
+            client.send(b"GET /gone HTTP/1.1\r\nhost: x\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert await client.rest() == b""
+        await until(lambda: server.open_connections == 0)
+
+
 async def test_http_1_0_keeps_alive_only_when_asked() -> None:
     """Without the header the connection closes after the answer; with it, it stays."""
     async with serving(echo) as server:

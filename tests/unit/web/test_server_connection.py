@@ -24,6 +24,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
+        self.writes = 0
         self.closed = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -31,6 +32,7 @@ class Wire(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
+        self.writes += 1
 
     def can_write_eof(self) -> bool:
         return True
@@ -160,3 +162,27 @@ def test_many_small_pieces_take_no_more_than_their_size() -> None:
     for number in range(200_000):
         gathered.add(b"%02d" % (number % 100))
     assert sum(sys.getsizeof(piece) for piece in gathered._pieces) < 2 * gathered.size
+
+
+class Streaming(Served):
+    """A server that begins a stream, writes two pieces, and leaves it open."""
+
+    def serve(self, connection: ServerConnection, request: Request, responder: Responder) -> None:
+        request.hold.release()
+        responder.start(200, [])
+        for piece in (b"one", b"two") if request.target == "/pieces" else ():
+            responder.write(piece)
+
+
+async def test_a_head_goes_with_its_first_piece() -> None:
+    """One write for both; for a head alone too, at the end of the turn."""
+    for target, pieces in ((b"/pieces", b"3\r\none\r\n3\r\ntwo\r\n"), (b"/none", b"")):
+        wire = Wire()
+        connection = ServerConnection(Streaming())
+        connection.connection_made(wire)
+        connection.data_received(get(target))
+        await asyncio.sleep(0)
+        head, _, body = wire.written.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (body, wire.writes) == (pieces, 2 if pieces else 1)
+        connection.connection_lost(None)

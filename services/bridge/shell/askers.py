@@ -44,15 +44,15 @@ class Askers:
         self._waiting.append(reply)
         self._asked.set()
 
-    async def serve(self, answer: Callable[[], Awaitable[Message]]) -> None:
-        """Answer for ever; ends by being cancelled."""
+    async def serve(self, answer: Callable[[bool], Awaitable[Message]]) -> None:
+        """Answer for ever; ends by being cancelled. ``answer`` is told whether anybody on the bus waits for it."""
         while True:
             await self._asked.wait()
             self._asked.clear()
             askers = list(self._waiting)
             self._waiting.clear()
             if askers:
-                self._reply(askers, await answer())
+                self._reply(askers, await answer(any(askers)))
 
     def _reply(self, askers: list[str], reply: Message) -> None:
         payload = to_json(reply)

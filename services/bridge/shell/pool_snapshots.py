@@ -52,7 +52,7 @@ class PoolSnapshotDesk:
         for slot in range(SLOTS):
             await self._objects.delete(self._key(slot))
 
-    async def _answer(self) -> PoolSnapshotReply:
+    async def _answer(self, _: bool) -> PoolSnapshotReply:
         core, loop = self._core, asyncio.get_running_loop()
         fresh = loop.time() - self._written_at < REUSE_S
         if self._last is not None and fresh and self._last.pool_seq == core.seq:

@@ -37,7 +37,9 @@ REUSE_S = 1.0
 INLINE_BYTES = 2 * 1024 * 1024
 """Of a dump that an answer may have with it: some 30,000 blocks."""
 STORE_S = 1.0
-"""How long the store may take for such a dump before it is answered without it."""
+"""How long the store may take for such a dump before who asked is answered without it."""
+UNASKED_STORE_S = 4.0
+"""How long it may take for one that nobody waits for; who asks meanwhile waits behind it."""
 
 KEEP_POLL_S = 1.0
 KEEP_SHARE = 0.05
@@ -112,7 +114,7 @@ class SnapshotDesk:
         self._kept = checkpoint.ranks
         return checkpoint, dump
 
-    async def _answer(self) -> SnapshotReply:
+    async def _answer(self, is_waited_for: bool) -> SnapshotReply:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         if not self._marks():
@@ -140,7 +142,8 @@ class SnapshotDesk:
             marks=tuple(rank.mark for rank in kept),
         )
         goes_inline = len(dump) <= min(INLINE_BYTES, self._bus.max_payload // 2)
-        problem = await self._store(dump, checkpoint, STORE_S if goes_inline else None)
+        limit_s = (STORE_S if is_waited_for else UNASKED_STORE_S) if goes_inline else None
+        problem = await self._store(dump, checkpoint, limit_s)
         if problem is not None:
             log.warning("snapshot_not_written", worker=self._worker, reason=problem, size=len(dump), inline=goes_inline)
             if goes_inline:

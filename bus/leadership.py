@@ -86,6 +86,10 @@ class Lease:
         """There was nobody just now who could have taken a renewal, or a claim of others."""
         self._doubted = now
 
+    def in_doubt(self, now: float) -> bool:
+        """Whether we lead without a renewal: nobody may hear us but those on our side of a bus that is cut in two."""
+        return self.epoch(now) is not None and now - self._renewed >= HOLDS * self._lease_s
+
     def _holds(self, now: float) -> bool:
         holds_s = HOLDS * self._lease_s
         if now - self._renewed < holds_s:
@@ -168,6 +172,11 @@ class Leadership:
     def epoch(self) -> int | None:
         """Epoch of our leadership at this moment."""
         return self._lease.epoch(time.monotonic())
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether we lead at this moment without a renewal (`Lease.in_doubt`)."""
+        return self._lease.in_doubt(time.monotonic())
 
     async def run(self) -> None:
         """Lead whenever nobody else does, until cancelled or given back."""

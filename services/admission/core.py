@@ -114,8 +114,8 @@ class Core:
                 return self.deciding.pauses.heard(fact, now)
             case ToolTold() | LearnedRead() | LearnedUnwritten() | CalibrationTold():
                 return self._told(event)
-            case Tick(connected):
-                return self._tick(connected, now)
+            case Tick(connected, in_doubt):
+                return self._tick(connected, in_doubt, now)
 
     def _told(self, event: ToolTold | LearnedRead | LearnedUnwritten | CalibrationTold) -> list[Effect]:
         """What only a scheduling policy wants to know."""
@@ -183,13 +183,16 @@ class Core:
             self.state.scheduled.epoch = epoch
         return self.deciding.pauses.lead(now) if epoch is not None else []
 
-    def _tick(self, connected: bool, now: float) -> list[Effect]:
+    def _tick(self, connected: bool, in_doubt: bool, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._ticked - now > DEAF_S:
             effects += self._clock_set_back(self._ticked - now, now)
         elif not connected or not self._connected or now - self._ticked > DEAF_S:
             self.state.requests.forgive(now)
             self.state.fleet.forgive(now)
+            self.state.ledger.renew_all(now + self.state.settings.grant_ttl_s)
+        elif in_doubt:  # a front door that speaks where we do not hear it is not lost
+            self.state.requests.forgive(now)
             self.state.ledger.renew_all(now + self.state.settings.grant_ttl_s)
         self._connected, self._ticked = connected, now
         effects += self._follower.silent_workers(now)

@@ -158,9 +158,11 @@ class CalibrationTold:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes; ten times a second. ``connected``: whether facts can reach us."""
+    """Time passes; ten times a second. ``connected``: whether facts can reach us. ``in_doubt``: whether we lead without
+    a renewal, so that others may be heard elsewhere (`bus.leadership`)."""
 
     connected: bool = True
+    in_doubt: bool = False
 
 
 Event = (

@@ -280,7 +280,7 @@ class AdmissionService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(Tick(self._bus.connected))
+            self._handle(Tick(self._bus.connected, self._leadership.in_doubt))
 
     # Out
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from schemas.decision import Decision
-from schemas.request import RequestDispatched
-from services.admission.events import Decided, Dispatched, LeadershipChanged
+from schemas.request import RequestDispatched, RequestEnd
+from services.admission.events import Decided, Dispatched, LeadershipChanged, Tick
 from tests.unit.admission.build import MODEL, Driven, accepted, ask, check_books, driven, end, facts, in_flight
 
 
@@ -103,6 +103,23 @@ def test_a_turn_that_another_leader_sent_elsewhere_is_moved_with_its_dispatch(le
     assert where(core) == "b"
     core.end(end("r1", "s1"))
     check_books(core.core)
+
+
+def test_a_leader_in_doubt_takes_no_front_door_for_lost() -> None:
+    """It may be heard on the other side of a bus that is cut in two, and write its rows itself: a row of ours that says
+    ``ingress_lost`` would be in their place."""
+    core = driven(ingress_lost_s=5.0, grant_ttl_s=8.0)
+    core.workers("a")
+    core.ask(ask("r1", "s1"))
+    for _ in range(150):
+        core.now += 0.1
+        assert core.do(Tick(in_doubt=True)) == []
+    assert core.core.state.fleet.get("a") is None, "who is silent gets nothing, all the same"
+    assert where(core) == "a"
+    core.workers("a")
+    assert not facts(core.wait(4.0), RequestEnd)
+    (lost,) = facts(core.wait(2.0), RequestEnd)
+    assert lost.outcome == "ingress_lost"
 
 
 def test_a_late_dispatch_of_the_first_attempt_moves_nothing() -> None:

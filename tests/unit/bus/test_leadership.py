@@ -142,6 +142,20 @@ def test_doubt_ends_when_its_time_is_over_or_nobody_tries() -> None:
     assert tried.epoch(DOUBT_S) is None
 
 
+def test_a_leader_is_in_doubt_from_the_end_of_its_renewal_to_the_next() -> None:
+    """Nobody else is: neither who was renewed in time, nor who does not lead."""
+    lease = Lease("a", "1", LEASE_S)
+    assert not lease.in_doubt(0.0)
+    key = Key()
+    assert look(lease, key, 0.0)
+    lease.unrenewed(1.0)
+    assert [lease.in_doubt(now) for now in (1.0, 1.4, 1.6)] == [False, False, True]
+    assert renew(lease, key, 2.0)
+    assert not lease.in_doubt(2.1)
+    assert not lease.in_doubt(9.0)
+    assert lease.epoch(9.0) is None
+
+
 def test_a_standby_that_could_not_look_counts_anew() -> None:
     """An unchanged key proves silence only while somebody watched it."""
     key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)

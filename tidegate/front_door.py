@@ -12,9 +12,8 @@ from web.errors import WebError
 async def first_model(url: str, certificate: str = "") -> str | None:
     """The first model that the front door names. ``certificate``: its own, a file, where ``url`` is ``https://``."""
     client = HttpClient(tls=trusting(certificate) if certificate else None)
-    address = url.replace("https://", "http://", 1)  # the client's one spelling
     try:
-        answer = await client.fetch("GET", f"{address}/v1/models", [], b"", Timeouts(total_s=3.0))
+        answer = await client.fetch("GET", f"{url}/v1/models", [], b"", Timeouts(total_s=3.0))
         return str(json.loads(answer.body)["data"][0]["id"])
     except (WebError, ValueError, LookupError, TypeError):
         return None

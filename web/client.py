@@ -34,8 +34,12 @@ from web.errors import (
     ConnectTimeoutError,
 )
 from web.headers import Headers, find
+from web.tls import client_tls
 
 __all__ = ["Answer", "AnswerStream", "ClientLimits", "Headers", "HttpClient", "Timeouts"]
+
+_Origin = tuple[bool, str, int]
+"""Whether by TLS, host and port."""
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -72,28 +76,31 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a URL points: ``authority`` as the Host header says it."""
+    """Where a URL points: ``authority`` as the Host header says it; ``secure``: by TLS."""
 
     host: str
     port: int
+    secure: bool
     authority: bytes
     target: bytes
 
 
 @lru_cache(maxsize=4096)
 def parse_url(url: str) -> Address:
-    """``http://host[:port][/path][?query]``. Raises `BadUrlError`."""
+    """``http[s]://host[:port][/path][?query]``. Raises `BadUrlError`."""
     try:
         parts = urlsplit(url)
-        port = parts.port or 80
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
         target = parts.path or "/"
         if parts.query:
             target += f"?{parts.query}"
-        if parts.scheme != "http" or not parts.hostname or " " in target:
-            raise BadUrlError(f"not an http:// address: {url!r}")
-        return Address(parts.hostname, port, parts.netloc.rpartition("@")[2].encode("ascii"), target.encode("ascii"))
+        if not (secure or parts.scheme == "http") or not parts.hostname or " " in target:
+            raise BadUrlError(f"not an http:// or https:// address: {url!r}")
+        authority = parts.netloc.rpartition("@")[2]
+        return Address(parts.hostname, port, secure, authority.encode("ascii"), target.encode("ascii"))
     except ValueError as error:
-        raise BadUrlError(f"not an http:// address: {url!r}") from error
+        raise BadUrlError(f"not an http:// or https:// address: {url!r}") from error
 
 
 _SLICES = 8
@@ -134,20 +141,21 @@ async def _within(timeout_s: float) -> AsyncIterator[None]:
 
 
 class HttpClient:
-    """Connections are opened as needed and kept per origin (host, port); `close` cuts all of them.
+    """Connections are opened as needed and kept per origin (scheme, host, port); `close` cuts all of them.
 
-    With ``tls`` every connection is encrypted; addresses are written ``http://host:port/...`` all the same.
+    ``tls``: whom to trust at ``https://`` addresses; ``None``: the system's authorities, read at the first of them
+    (which takes some 20 ms).
     """
 
     def __init__(self, limits: ClientLimits | None = None, *, tls: ssl.SSLContext | None = None) -> None:
         self.limits = limits or ClientLimits()
-        self._tls = tls
+        self.tls = tls
         self.opened = 0
         self.reused = 0
         self.retried = 0
-        self._idle: dict[tuple[str, int], deque[ClientConnection]] = {}
+        self._idle: dict[_Origin, deque[ClientConnection]] = {}
         self._all: set[ClientConnection] = set()
-        self._origins: dict[ClientConnection, tuple[str, int]] = {}
+        self._origins: dict[ClientConnection, _Origin] = {}
         self._closed = False
 
     @property
@@ -229,7 +237,7 @@ class HttpClient:
 
     def _take(self, address: Address) -> ClientConnection | None:
         """The connection used last, which is the least likely to have been closed meanwhile."""
-        waiting = self._idle.get((address.host, address.port))
+        waiting = self._idle.get((address.secure, address.host, address.port))
         now = asyncio.get_running_loop().time()
         while waiting:
             connection = waiting.pop()
@@ -240,11 +248,12 @@ class HttpClient:
 
     async def _connect(self, address: Address, timeout_s: float) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        origin = (address.host, address.port)
+        origin = (address.secure, address.host, address.port)
+        tls = self._trust() if address.secure else None
         try:
             async with _within(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: ClientConnection(self._became_idle, self._lost), address.host, address.port, ssl=self._tls
+                    lambda: ClientConnection(self._became_idle, self._lost), address.host, address.port, ssl=tls
                 )
         except TimeoutError as error:
             raise ConnectTimeoutError(f"no connection to {address.host}:{address.port} in {timeout_s:g} s") from error
@@ -257,6 +266,11 @@ class HttpClient:
             connection.abort()
             raise ClientClosedError("the client was closed")
         return connection
+
+    def _trust(self) -> ssl.SSLContext:
+        if self.tls is None:
+            self.tls = client_tls()
+        return self.tls
 
     def _became_idle(self, connection: ClientConnection) -> None:
         origin = self._origins.get(connection)

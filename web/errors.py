@@ -25,7 +25,7 @@ class WebError(Exception):
 
 
 class BadUrlError(WebError):
-    """Not an ``http://host:port/path`` address."""
+    """Not an ``http://host:port/path`` or ``https://`` address."""
 
     reason = "bad_url"
 

@@ -1,4 +1,5 @@
-"""TLS of a server: its files read and proven before they are used, and what becomes of handshakes."""
+"""TLS of a server: its files read and proven before they are used, and what becomes of handshakes. Of a client: whom it
+trusts."""
 
 from __future__ import annotations
 
@@ -93,6 +94,20 @@ def load_tls(files: TlsFiles, handshakes: Handshakes) -> ServerTls:
         context.verify_mode = ssl.CERT_REQUIRED
     handshakes.count(context)
     return ServerTls(context, expires_at)
+
+
+def client_tls(ca: str = "") -> ssl.SSLContext:
+    """TLS 1.2 or newer, HTTP/1.1, of a client that trusts the authorities in the PEM file ``ca`` and no others; empty:
+    the system's (``SSL_CERT_FILE`` names others). Blocks. Raises `BadTlsFileError`."""
+    if ca and _CERTIFICATE not in _read("ca", ca):
+        raise BadTlsFileError("ca", ca, "holds no certificate in PEM form")
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except OSError as error:
+        raise BadTlsFileError("ca", ca, f"cannot be used: {_why(error)}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _read(what: str, path: str) -> bytes:

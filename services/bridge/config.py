@@ -30,8 +30,8 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     ``worker``: its id on the bus (empty: host and port of ``engine_url``). ``kv_events``: the engine's PUB endpoints,
     one per rank, or one base for ``ranks`` ranks (port base + rank); empty: ask the engine. ``kv_replay``: its ROUTER
     endpoints, likewise. ``kv_events_bind``: the engine connects to us, so we bind ``kv_events``. ``block_size``:
-    tokens a block is expected to have; ``None``: what the engine declares. ``identify_timeout_s``: how long batches
-    wait, after the socket was lost, for the page that says which process sends them. ``probe_after_s``: silence
+    tokens a block is expected to have; ``None``: what the engine declares. ``engine_tls_ca``: the authority (PEM) of an
+    engine at ``https://``; empty: the system's. ``identify_timeout_s``: how long batches wait, after the socket was lost, for the page that says which process sends them. ``probe_after_s``: silence
     after which the replay socket is asked for a lost tail. ``checkpoint_interval_s`` and ``checkpoint_batches``: how
     old the index in the object store may become that a restarted bridge begins with: well within the engine's replay
     buffer, which has 10,000 batches by default. ``hold_limit``: batches that wait for a hole before them to be filled,
@@ -58,6 +58,7 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     engine_url: str = ""
     worker: str = ""
     engine_api_key: str = ""
+    engine_tls_ca: str = ""
     engine: Literal["auto", "vllm", "sglang", "simulated"] = "auto"
     kv_events: tuple[str, ...] = ()
     kv_replay: tuple[str, ...] = ()
@@ -115,7 +116,7 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
             raise SettingsError("engine_url", "a bridge stands for an engine or for a pool, not for both")
         if self.pool in RESERVED_POOLS:
             raise SettingsError("pool", f"{self.pool!r} is reserved")
-        if not _is_http(self.pool_url):
+        if not _is_url(self.pool_url, "http"):
             raise SettingsError("pool_url", f"must be the http URL of the pool's master, not {self.pool_url!r}")
         try:
             as_seen_from_here(self.pool_events, host_of(self.pool_url))
@@ -123,8 +124,8 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
             raise SettingsError("pool_events", str(error)) from error
 
     def _check_engine(self) -> None:
-        if not _is_http(self.engine_url):
-            raise SettingsError("engine_url", f"must be the http URL of an engine, not {self.engine_url!r}")
+        if not _is_url(self.engine_url, "http", "https"):
+            raise SettingsError("engine_url", f"must be the http or https URL of an engine, not {self.engine_url!r}")
         if self.worker_id == RESERVED_WORKER:
             raise SettingsError("worker", f"{RESERVED_WORKER!r} is reserved")
         if self.block_size is not None and self.block_size <= 0:
@@ -172,9 +173,9 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
         )
 
 
-def _is_http(url: str) -> bool:
+def _is_url(url: str, *schemes: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme == "http" and bool(parts.hostname)
+    return parts.scheme in schemes and bool(parts.hostname)
 
 
 _POSITIVE = (

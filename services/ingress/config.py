@@ -32,6 +32,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     ``cache_salt_secret`` (or the one in ``cache_salt_secret_file``; the same at every front door, 16 bytes or more),
     stands in for the client's. ``require_cache_salt``: APIs in which engines read none (Messages) get 501.
     ``engine_api_key`` (or the one in ``engine_api_key_file``): what engines are brought in place of clients' keys.
+    ``engine_tls_ca``: the authority (PEM) of engines at ``https://``; empty: the system's.
 
     ``passthrough``: ``/v1/embeddings``, ``/tokenize``, ``/detokenize`` and whatever else is below ``/v1`` is passed on
     to an engine of the model that it names, as it comes (docs/operations.md); off: 404. Unset: with keys, only those
@@ -107,6 +108,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     require_cache_salt: bool = False
     engine_api_key: str = ""
     engine_api_key_file: str = ""
+    engine_tls_ca: str = ""
 
     passthrough: bool | None = None
 

@@ -181,6 +181,7 @@ def base_url(url: str) -> str:
     try:
         address = parse_url(url)
     except BadUrlError as error:
-        raise WrongUseError(f"{error}; write http://HOST:PORT") from error
+        raise WrongUseError(f"{error}; write http://HOST:PORT or https://HOST:PORT") from error
     path = address.target.decode("ascii").split("?")[0].rstrip("/").removesuffix("/v1")
-    return f"http://{address.authority.decode('ascii')}{path.rstrip('/')}"
+    scheme = "https" if address.secure else "http"
+    return f"{scheme}://{address.authority.decode('ascii')}{path.rstrip('/')}"

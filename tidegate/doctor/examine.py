@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from typing import Any
 
 from bus.errors import BusError
@@ -40,24 +39,21 @@ async def examine(located: Located, url: str | None) -> list[Check]:
     except NoBusError as error:
         fix = "start a system with `tidegate up`, or name the bus with --nats"
         return [here, Check(name="bus", verdict="failed", found=str(error).split(";")[0], fix=fix)]
-    http = HttpClient()
     certificate = located.state.door_cert if located.state is not None else ""
-    secure = HttpClient(tls=trusting(certificate) if certificate and url is None else ssl.create_default_context())
+    http = HttpClient(tls=trusting(certificate) if certificate and url is None else None)
     try:
-        return [here, *await Examination(bus, http, secure, located).all(url)]
+        return [here, *await Examination(bus, http, located).all(url)]
     finally:
         await http.close()
-        await secure.close()
         await bus.close()
 
 
 class Examination:
-    """One look at one system. ``secure``: asks where ``https://`` is written."""
+    """One look at one system."""
 
-    def __init__(self, bus: NatsBus, http: HttpClient, secure: HttpClient, located: Located) -> None:
+    def __init__(self, bus: NatsBus, http: HttpClient, located: Located) -> None:
         self._bus = bus
         self._http = http
-        self._secure = secure
         self._located = located
 
     async def all(self, url: str | None) -> list[Check]:
@@ -188,9 +184,7 @@ class Examination:
         """Whether anybody answers there, and what is wrong (``None`` for 2xx)."""
         headers = [(b"content-type", b"application/json")] if body else []
         try:
-            http = self._secure if url.startswith("https://") else self._http
-            address = url.replace("https://", "http://", 1)  # the client's one spelling
-            answer = await http.fetch(method, address, headers, body, Timeouts(connect_s=1.0, total_s=_ASK_S))
+            answer = await self._http.fetch(method, url, headers, body, Timeouts(connect_s=1.0, total_s=_ASK_S))
         except WebError as error:
             return not isinstance(error, ConnectError), str(error)
         if 200 <= answer.status < 300:

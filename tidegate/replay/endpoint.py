@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
@@ -74,14 +73,13 @@ class Endpoint:
     that is none. ``https://``: the certificate must be trusted (``SSL_CERT_FILE`` names others than the system's)."""
 
     def __init__(self, url: str, manner: Manner) -> None:
-        self.url, self._base, tls = _addresses(url)
+        self.url = _base_url(url)
         self._manner = manner
-        self._client = HttpClient(ClientLimits(idle_per_origin=4096), tls=tls)
+        self._client = HttpClient(ClientLimits(idle_per_origin=4096))
         self._timeouts = Timeouts(
             first_byte_s=manner.first_byte_s, idle_s=max(120.0, manner.first_byte_s), total_s=manner.total_s
         )
-        host = urlsplit(self.url).netloc.encode("ascii")
-        self._common: Headers = [(b"host", host), (b"content-type", b"application/json")]
+        self._common: Headers = [(b"content-type", b"application/json")]
         if manner.api_key:
             self._common.append((b"authorization", f"Bearer {manner.api_key}".encode()))
         self._target = "/v1/completions" if manner.api == "completions" else "/v1/chat/completions"
@@ -94,7 +92,7 @@ class Endpoint:
         """Names of its models. Raises `EndpointError`."""
         timeouts = Timeouts(first_byte_s=_CHECK_S, total_s=_CHECK_S)
         try:
-            answer = await self._client.fetch("GET", f"{self._base}/v1/models", self._common, b"", timeouts)
+            answer = await self._client.fetch("GET", f"{self.url}/v1/models", self._common, b"", timeouts)
         except WebError as error:
             raise EndpointError(f"nobody answers at {self.url} ({error}); is it up? give another with --url") from error
         if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -137,7 +135,7 @@ class Endpoint:
         reason: str | None = None
         detail = ""
         try:
-            stream = await self._client.open("POST", self._base + self._target, headers, body, self._timeouts)
+            stream = await self._client.open("POST", self.url + self._target, headers, body, self._timeouts)
             try:
                 if stream.status == HTTPStatus.OK:
                     await stream.pipe(lambda piece: reader.feed(piece, now_ms()))
@@ -197,20 +195,15 @@ class Endpoint:
         return headers
 
 
-def _addresses(url: str) -> tuple[str, str, ssl.SSLContext | None]:
-    """The endpoint as people write it, as the client takes it (without TLS in its name), and what encrypts it."""
-    scheme, colon, rest = url.partition("://")
-    secure = scheme == "https"
+def _base_url(url: str) -> str:
+    """The endpoint without ``/v1`` and user. Raises `WrongUseError`."""
     try:
-        address = parse_url(f"http{colon}{rest}" if secure else url)
+        address = parse_url(url)
     except BadUrlError as error:
         raise WrongUseError(f"--url: {url!r} is no address; write http://HOST:PORT or https://HOST") from error
     path = address.target.decode("ascii").split("?")[0].rstrip("/").removesuffix("/v1").rstrip("/")
     authority = address.authority.decode("ascii")
-    if not secure:
-        return f"http://{authority}{path}", f"http://{authority}{path}", None
-    host, port = (authority, 443) if urlsplit(url).port is None else (authority.rpartition(":")[0], address.port)
-    return f"https://{authority}{path}", f"http://{host}:{port}{path}", ssl.create_default_context()
+    return f"{'https' if address.secure else 'http'}://{authority}{path}"
 
 
 def _value(text: str) -> bytes:

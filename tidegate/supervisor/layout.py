@@ -81,9 +81,9 @@ class SystemPlan:
     ``host``: where the front door listens; all else stays on loopback. ``nats_url`` of the bus in use; ``nats_command``
     is ``None`` when it is somebody else's. ``pool``: that the simulated engines share. ``tokenizers``: model to the
     folder of its tokenizer. ``captured``: where the front door writes prompts, if it was told where;
-    ``door_files``: its settings that name files; ``door_workers``: its processes, if it was told. ``config``: the
-    user's TOML file, handed to every process. ``secrets``: where the password of each user of the bus lies, if it has
-    users.
+    ``door_files``: its settings that name files, ``engine_tls_ca``: the bridges' one; ``door_workers``: its processes,
+    if it was told. ``config``: the user's TOML file, handed to every process. ``secrets``: where the password of each
+    user of the bus lies, if it has users.
     ``overrides``: settings by section that win over ours.
     """
 
@@ -100,6 +100,7 @@ class SystemPlan:
     tokenizers: Mapping[str, str] = field(default_factory=dict)
     captured: Path | None = None
     door_files: Mapping[str, str] = field(default_factory=dict)
+    engine_tls_ca: str = ""
     door_workers: int | None = None
     config: Path | None = None
     secrets: Path | None = None
@@ -165,6 +166,8 @@ def _bridge_settings(plan: SystemPlan) -> list[dict[str, str]]:
         real = {"engine_url": address.url}
         if address.events:
             real["kv_events"] = json.dumps(address.events)
+        if plan.engine_tls_ca:
+            real["engine_tls_ca"] = plan.engine_tls_ca
         if address.replay:
             real["kv_replay"] = json.dumps(address.replay)
         settings.append(real)

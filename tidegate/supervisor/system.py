@@ -15,6 +15,7 @@ from bus.permissions import users
 from bus.settings import load_settings, redact
 from load.engine import assets
 from services.admission.config import AdmissionSettings
+from services.bridge.config import BridgeSettings
 from services.hints.config import HintsSettings
 from services.ingress.config import IngressSettings
 from services.recorder.config import RecorderSettings
@@ -41,7 +42,10 @@ from tidegate.supervisor.supervisor import ChildEvent, Supervisor
 _NATS_PORT = 4222
 _BUS_WAIT_S = 4.0
 _ENGINE_PORT = 8101
-_DOOR_FILES = ("keys_file", "cache_salt_secret_file", "engine_api_key_file", "tls_cert", "tls_key", "tls_client_ca")
+_DOOR_FILES = (
+    "keys_file", "cache_salt_secret_file", "engine_api_key_file", "engine_tls_ca",
+    "tls_cert", "tls_key", "tls_client_ca",
+)  # fmt: skip
 _HEALTH_PORT = 9101
 
 
@@ -176,6 +180,7 @@ class System:
         own_traces = user_settings("recorder", RecorderSettings, "directory", self._config)
         own_tokenizers = user_settings("ingress", IngressSettings, "tokenizers", self._config)
         own_capture = user_settings("ingress", IngressSettings, "capture_directory", self._config)
+        own_bridge = user_settings("bridge", BridgeSettings, "engine_tls_ca", self._config) if addresses else None
         captured = own_capture.capture_directory if own_capture is not None else ""
         tokenizers = {settings.model: str(Path(assets.__file__).parent)} if simulated else {}
         if own_tokenizers is not None:
@@ -198,6 +203,7 @@ class System:
             tokenizers=tokenizers,
             captured=Path(captured).resolve() if captured else None,
             door_files=door_files,
+            engine_tls_ca=str(Path(own_bridge.engine_tls_ca).resolve()) if own_bridge is not None else "",
             door_workers=settings.ingress_workers,
             config=self._config,
             secrets=self._secrets,

@@ -4,6 +4,7 @@ counts from its beginning in the line, so that an engine that hangs never makes 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
@@ -28,13 +29,15 @@ class _Waiting:
 
 
 class HintCaller:
-    """``told`` hears of every call's end, exactly once, unless the bridge stops before."""
+    """``told`` hears of every call's end, exactly once, unless the bridge stops before. ``tls``: see `HttpClient`."""
 
-    def __init__(self, settings: BridgeSettings, told: Callable[[HintCallAnswered], None]) -> None:
+    def __init__(
+        self, settings: BridgeSettings, told: Callable[[HintCallAnswered], None], tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = settings.engine_url.rstrip("/")
         self._timeout_s = settings.hint_timeout_s
         self._told = told
-        self._client = HttpClient(ClientLimits(answer_bytes=ANSWER_BYTES))
+        self._client = HttpClient(ClientLimits(answer_bytes=ANSWER_BYTES), tls=tls)
         self._headers = [(b"content-type", b"application/json")]
         if settings.engine_api_key:
             self._headers.append((b"authorization", f"Bearer {settings.engine_api_key}".encode()))

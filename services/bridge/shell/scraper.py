@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from services.bridge.adapters.sglang import PIN_PREFIX
 from services.bridge.endpoints import RankSource, from_sglang, from_vllm
 from services.bridge.errors import BadEndpointError, ScrapeError
@@ -28,11 +30,14 @@ _NOT_HERE = frozenset({404, 405, 501})
 
 
 class EngineScraper:
-    """One engine's HTTP side. Every method raises `ScrapeError`; paths that an engine lacks are ``None``."""
+    """One engine's HTTP side. Every method raises `ScrapeError`; paths that an engine lacks are ``None``. ``tls``: see
+    `HttpClient`."""
 
-    def __init__(self, engine_url: str, timeout_s: float, api_key: str = "") -> None:
+    def __init__(
+        self, engine_url: str, timeout_s: float, api_key: str = "", *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = engine_url.rstrip("/")
-        self._client = HttpClient(ClientLimits(answer_bytes=ANSWER_BYTES))
+        self._client = HttpClient(ClientLimits(answer_bytes=ANSWER_BYTES), tls=tls)
         self._timeouts = Timeouts(connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s, total_s=timeout_s)
         self._headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 
@@ -10,7 +11,7 @@ import zmq.asyncio
 from prometheus_client import REGISTRY
 
 from bus import subjects
-from bus.errors import BusError, PayloadTooLargeError
+from bus.errors import BusError, PayloadTooLargeError, SettingsError
 from bus.interface import Bus, BusMessage, Endpoint, KeyValue, ServedEndpoints
 from bus.log import EventLog
 from bus.service import package_version
@@ -58,6 +59,8 @@ from services.bridge.shell.replay import Replayed, fetch_replay
 from services.bridge.shell.scraper import EngineScraper
 from services.bridge.shell.snapshots import SnapshotDesk
 from services.bridge.shell.subscriber import EventSubscriber
+from web.errors import BadTlsFileError
+from web.tls import client_tls
 
 log = EventLog(__name__)
 
@@ -71,14 +74,26 @@ REPLAY_BATCHES = 32
 """Batches of a replay that the core gets at once."""
 
 
+def _engine_tls(settings: BridgeSettings) -> ssl.SSLContext | None:
+    """Raises `SettingsError`."""
+    if not settings.engine_url.lower().startswith("https:"):
+        return None
+    try:
+        return client_tls(settings.engine_tls_ca)
+    except BadTlsFileError as error:
+        raise SettingsError("engine_tls_ca", str(error)) from error
+
+
 class BridgeService:
     """One engine's bridge."""
 
     def __init__(self, settings: BridgeSettings, clock: Callable[[], float] = time.time) -> None:
+        """Raises `SettingsError` for an ``engine_tls_ca`` that cannot be used."""
         self._settings = settings
         self._clock = clock
-        self._scraper = EngineScraper(settings.engine_url, settings.scrape_timeout_s, settings.engine_api_key)
-        self._caller = HintCaller(settings, self._handle)
+        tls = _engine_tls(settings)
+        self._scraper = EngineScraper(settings.engine_url, settings.scrape_timeout_s, settings.engine_api_key, tls=tls)
+        self._caller = HintCaller(settings, self._handle, tls)
         self._context = zmq.asyncio.Context()
         self._subscriber: EventSubscriber | None = None
         self._sources: tuple[RankSource, ...] = ()

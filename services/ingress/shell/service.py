@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 
 import msgspec
@@ -36,7 +37,9 @@ from services.ingress.shell.shared_limits import common_secret, shared_buckets
 from services.ingress.shell.tls import DoorTls
 from services.ingress.turn_state import TurnStates
 from web.client import HttpClient, Timeouts
+from web.errors import BadTlsFileError
 from web.server import HttpServer, ServerLimits
+from web.tls import client_tls
 
 log = EventLog(__name__)
 
@@ -55,6 +58,14 @@ async def _turn_secret(settings: IngressSettings, membership: Membership | None)
     if settings.cache_salt_secret or settings.cache_salt_secret_file:
         return await asyncio.to_thread(salt_secret, settings)
     return secrets.token_bytes(32) if membership is None else common_secret(membership)
+
+
+def _engine_tls(settings: IngressSettings) -> ssl.SSLContext:
+    """Raises `SettingsError`."""
+    try:
+        return client_tls(settings.engine_tls_ca)
+    except BadTlsFileError as error:
+        raise SettingsError("engine_tls_ca", str(error)) from error
 
 
 class _Epoch(msgspec.Struct, frozen=True):
@@ -151,6 +162,7 @@ class IngressService:
         cannot be written and an address that is taken."""
         settings = self._settings
         tls = None if self._tls is None else await self._tls.load()
+        self._client.tls = await asyncio.to_thread(_engine_tls, settings)
         await self._access.start(tasks)
         await self._counter.load(self._access.engine_api_key)
         if self._capture is not None:

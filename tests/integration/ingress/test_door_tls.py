@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anthropic
@@ -12,9 +13,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from tests.integration.ingress.support import MODEL, Door, Stage, System
+from services.ingress.replies import REASON_HEADER
+from tests.integration.ingress.support import MODEL, Door, Stage, System, chat, running_bridged
 from tests.support.certificates import Authority
 from tests.support.processes import python_process, settings_arguments
+from tests.support.tls_proxy import tls_before
+from web.tls import Handshakes, TlsFiles, load_tls
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -96,3 +100,34 @@ async def test_files_that_cannot_be_used_end_the_start(stage: Stage, authority: 
             assert await process.wait() == 2
             assert f"tidegate ingress: {'settings: ' if len(files) == 1 else ''}{says}" in process.stderr
             assert "Traceback" not in process.stderr
+
+
+async def test_engines_behind_tls(authority: Authority, tmp_path: Path) -> None:
+    """Bridge and front door ask an engine at https:// by the authority that they are told; who trusts the system's only
+    gets no answer, and says why."""
+    certificate, key = authority.pair(tmp_path)
+    ca = authority.file(tmp_path / "ca.pem")
+    context = load_tls(TlsFiles(str(certificate), str(key)), Handshakes()).context
+    async with AsyncExitStack() as stack:
+
+        async def front(url: str) -> str:
+            return await stack.enter_async_context(tls_before(url, context))
+
+        house = await stack.enter_async_context(
+            running_bridged(tmp_path, 1, front=front, bridge_settings={"engine_tls_ca": ca})
+        )
+        async with house.door(engine_tls_ca=str(ca)) as door:
+            answer = await door.post(chat(max_tokens=3))
+            assert answer.status == 200
+            streamed = await door.post(chat(max_tokens=20, stream=True))
+            assert streamed.body.endswith(b"data: [DONE]\n\n")
+        async with house.door() as stranger:
+            refused = await stranger.post(chat())
+            assert refused.status == 502
+            assert refused.header(REASON_HEADER.decode()) == b"connect_error"
+        for service, more in (("bridge", {"engine_url": "https://localhost:1"}), ("ingress", {"port": 0})):
+            settings = {"nats_url": house.nats.url, "engine_tls_ca": tmp_path / "none.pem", **more}
+            arguments = settings_arguments(settings)
+            async with python_process(f"services.{service}", *arguments, directory=tmp_path) as process:
+                assert await process.wait() == 2
+                assert f"tidegate {service}: engine_tls_ca: {tmp_path}/none.pem: cannot be read" in process.stderr

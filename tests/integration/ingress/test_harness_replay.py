@@ -223,7 +223,7 @@ async def replay(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repl
         witness, heard = Witness(), House()
         stack.push_async_callback(witness.close)
         directory = tmp_path_factory.mktemp("harnesses")
-        engine = {"num_blocks": 300_000, "max_model_len": 300_000, "mean_output_tokens": 24}
+        engine: dict[str, Any] = {"num_blocks": 300_000, "max_model_len": 300_000, "mean_output_tokens": 24}
         system = await stack.enter_async_context(running_bridged(directory, 1, front=witness.before, **engine))
         await heard.listen(system.bus)
         settings: dict[str, Any] = {"tokenizers": {MODEL: str(ASSETS)}, "tokenize": "local", "tokenize_timeout_s": 60.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import HelperProcess, python_process, settings_arguments, start_process
+from tests.support.tls_proxy import tls_before
 from web.client import HttpClient
 
 BLOCK = 16
@@ -161,30 +161,14 @@ async def test_an_endpoint_behind_tls_is_played_against(tmp_path: Path, engine: 
     assert await (await start_process(made, tmp_path, name="openssl")).wait() == 0
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    host, _, port = engine.removeprefix("http://").partition(":")
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(65_536):
-            writer.write(piece)
-        writer.close()
-
-    async def terminate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind, before = await asyncio.open_connection(host, int(port))
-        with contextlib.suppress(OSError):
-            await asyncio.gather(carry(reader, before), carry(behind, writer))
-
     path = write(tmp_path / "trace.jsonl", [row("a", "a", 1_000, 10, [1, 2])])
-    server = await asyncio.start_server(terminate, "127.0.0.1", 0, ssl=context)
-    url = f"https://localhost:{server.sockets[0].getsockname()[1]}/v1"
-    try:
+    async with tls_before(engine, context) as address:
+        url = f"{address}/v1"
         refused = await replayed(tmp_path, str(path), "--url", url)
         assert refused.returncode == 1
         assert "certificate verify failed" in refused.stderr
         trusting = {"SSL_CERT_FILE": str(certificate)}
         ended = await replayed(tmp_path, str(path), "--url", url, "--json", environment=trusting)
-    finally:
-        server.close()
-        await server.wait_closed()
     assert ended.returncode == 0, ended.output
     report = json.loads(ended.stdout)
     assert (report["answered"], report["settings"]["url"]) == (1, url.removesuffix("/v1"))

@@ -134,6 +134,7 @@ def test_addresses() -> None:
         == "http://h:8000"
     )
     assert base_url("http://h/prefix/v1") == "http://h/prefix"
-    for url in ("https://h", "h:8000", ""):
+    assert base_url("https://u:p@h:8443/v1") == "https://h:8443"
+    for url in ("ftp://h", "h:8000", ""):
         with pytest.raises(WrongUseError, match="write http://HOST:PORT"):
             base_url(url)

@@ -60,15 +60,18 @@ def test_a_target_splits_into_path_and_query(target: str, path: str, query: str)
         ("http://127.0.0.1:8000", "127.0.0.1", 8000, b"127.0.0.1:8000", b"/"),
         ("http://engine/v1?x=1", "engine", 80, b"engine", b"/v1?x=1"),
         ("http://[::1]:9/a", "::1", 9, b"[::1]:9", b"/a"),
+        ("https://u:p@engine/v1", "engine", 443, b"engine", b"/v1"),
+        ("https://engine:8443", "engine", 8443, b"engine:8443", b"/"),
     ],
 )
 def test_addresses(url: str, host: str, port: int, authority: bytes, target: bytes) -> None:
-    """An address gives the host to connect to, the Host header and the request target."""
+    """An address gives the host to connect to, the Host header and the request target, and whether it is by TLS."""
     address = parse_url(url)
     assert (address.host, address.port, address.authority, address.target) == (host, port, authority, target)
+    assert address.secure == url.startswith("https")
 
 
-@pytest.mark.parametrize("url", ["", "engine:8000", "https://x/", "http://", "http://x:99999/", "http://x/a b"])
+@pytest.mark.parametrize("url", ["", "engine:8000", "ftp://x/", "http://", "http://x:99999/", "http://x/a b"])
 def test_bad_addresses_are_named(url: str) -> None:
     """What we do not speak to is an error of its own, not a traceback from the network layer."""
     with pytest.raises(BadUrlError):

@@ -30,12 +30,13 @@ class BridgeSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_f
     ``worker``: its id on the bus (empty: host and port of ``engine_url``). ``kv_events``: the engine's PUB endpoints,
     one per rank, or one base for ``ranks`` ranks (port base + rank); empty: ask the engine. ``kv_replay``: its ROUTER
     endpoints, likewise. ``kv_events_bind``: the engine connects to us, so we bind ``kv_events``. ``block_size``:
-    tokens a block is expected to have; ``None``: what the engine declares. ``engine_tls_ca``: the authority (PEM) of an
-    engine at ``https://``; empty: the system's. ``identify_timeout_s``: how long batches wait, after the socket was lost, for the page that says which process sends them. ``probe_after_s``: silence
-    after which the replay socket is asked for a lost tail. ``checkpoint_interval_s`` and ``checkpoint_batches``: how
-    old the index in the object store may become that a restarted bridge begins with: well within the engine's replay
-    buffer, which has 10,000 batches by default. ``hold_limit``: batches that wait for a hole before them to be filled,
-    or for a dump of the index to end. Times in seconds, limits in batches.
+    tokens a block is expected to have; ``None``: what the engine declares. ``engine_tls_ca``: the authority (PEM) of
+    an engine at ``https://``; empty: the system's. ``identify_timeout_s``: how long batches wait, after the socket
+    was lost, for the page that says which process sends them. ``probe_after_s``: silence after which the replay
+    socket is asked for a lost tail. ``checkpoint_interval_s`` and ``checkpoint_batches``: how old the index in the
+    object store may become that a restarted bridge begins with: well within the engine's replay buffer, which has
+    10,000 batches by default. ``hold_limit``: batches that wait for a hole before them to be filled, or for a dump of
+    the index to end. Times in seconds, limits in batches.
 
     ``request_hints``: what the front door puts into this engine's requests, so that a hint may wait for the next one:
     ``continuum`` (its ``splice_continuum``; the engine has the plug-in) and ``kv_hints`` (its ``splice_kv_hints``; the

@@ -1,9 +1,8 @@
 """Anthropic's Messages API as vLLM serves it: read as a chat request, answered in Anthropic's words.
 
-The request becomes the chat messages that vLLM makes of it (system texts run together without a separator and without
-Claude Code's attribution line, tool results before the text beside them), so that one conversation has the same tokens
-in each API. Usage follows Anthropic's contract (vllm-project/vllm #40912): what came from the cache is not in
-``input_tokens``.
+The request becomes the chat messages that vLLM makes of it (`services.ingress.anthropic_messages`, which is compared
+with vLLM's own code), so that one conversation has the same tokens in each API. Usage follows Anthropic's contract
+(vllm-project/vllm #40912): what came from the cache is not in ``input_tokens``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from load.engine.api import ApiError, ChatBody, CommonBody, StreamOptions, commo
 from load.engine.misbehave import UsageMode
 from load.engine.outputs import PlannedOutput
 from load.engine.responses import AnswerHead, UsageNumbers
+from services.ingress.anthropic_messages import anthropic_functions, from_anthropic
+from services.ingress.errors import TemplateError
 
-BILLING_LINE = "x-anthropic-billing-header"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ROLES = {"ctx": "user", "msg": "user"}
 """Roles of some of Claude Code's messages, and what vLLM takes them for."""
@@ -47,13 +47,14 @@ class CountTokensBody(CommonBody, kw_only=True):
         fields = common_fields(self) | {"cache_salt": None, "n": None}
         if self.stream:
             fields["stream_options"] = StreamOptions(include_usage=True, continuous_usage_stats=True)
-        tools = None if self.tools is None else [_function(tool) for tool in self.tools]
-        return ChatBody(
-            **fields,
-            messages=[*_system(self.system), *(each for message in self.messages for each in _said(message))],
-            tools=tools,
-            tool_choice=_choice(self.tool_choice),
-        )
+        given = [{"role": ROLES.get(each.role, each.role), "content": each.content} for each in self.messages]
+        _check(given, self.tools or [])
+        try:
+            messages = from_anthropic(self.system, given)
+            tools = None if self.tools is None else anthropic_functions(self.tools, given)
+        except TemplateError as error:
+            raise ApiError(f"messages: {error}", param="messages") from error
+        return ChatBody(**fields, messages=messages, tools=tools, tool_choice=_choice(self.tool_choice))
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
@@ -75,55 +76,20 @@ def count_answer(tokens: int) -> bytes:
 # The request
 
 
-def _system(system: Content | None) -> list[dict[str, Any]]:
-    if isinstance(system, list):
-        texts = [str(block.get("text") or "") for block in system if block.get("type") == "text"]
-        system = "".join(text for text in texts if not text.startswith(BILLING_LINE))
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _said(message: Message) -> list[dict[str, Any]]:
-    """One message as chat messages: each tool result is one of its own, before the rest."""
-    role = ROLES.get(message.role, message.role)
-    if role not in ("user", "assistant", "system"):
-        raise ApiError(f"messages: role must be user, assistant or system, not {role!r}", param="messages")
-    if isinstance(message.content, str):
-        return [{"role": role, "content": message.content}]
-    results: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
-    for block in message.content:
-        kind = block.get("type")
-        if kind == "tool_result":
-            content = _result_text(block.get("content"))
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
-        elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind == "text":
-            parts += [{"type": "text", "text": block["text"]}] if block.get("text") else []
-        elif kind not in ("thinking", "redacted_thinking"):
-            parts.append(block)  # an image: the template refuses it
-    said: dict[str, Any] = {"role": role, "content": parts}
-    if calls:
-        said["tool_calls"] = calls
-    return results if role == "user" and not parts else [*results, said]
-
-
-def _result_text(content: Any) -> str:
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    if not all(isinstance(item, dict) for item in content):
-        raise ApiError("messages: the parts of a tool_result must be objects", param="messages")
-    return "\n".join(str(item.get("text", "")) for item in content if item.get("type") == "text")
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    schema = tool.get("input_schema")
-    if not isinstance(tool.get("name"), str) or not isinstance(schema, dict):
-        raise ApiError("tools: each needs a name and an input_schema", param="tools")
-    function = {"name": tool["name"], "description": tool.get("description"), "parameters": schema}
-    return {"type": "function", "function": function}
+def _check(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
+    """What vLLM's own types refuse. Raises `ApiError`."""
+    for message in messages:
+        if message["role"] not in ("user", "assistant", "system"):
+            raise ApiError(
+                f"messages: role must be user, assistant or system, not {message['role']!r}", param="messages"
+            )
+        blocks = message["content"] if isinstance(message["content"], list) else []
+        results = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
+        if not all(isinstance(item, dict) for result in results if isinstance(result, list) for item in result):
+            raise ApiError("messages: the parts of a tool_result must be objects", param="messages")
+    for tool in tools:
+        if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
+            raise ApiError("tools: each needs a name and an input_schema", param="tools")
 
 
 def _choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:

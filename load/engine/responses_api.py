@@ -1,8 +1,9 @@
 """OpenAI's Responses API as vLLM serves it: read as a chat request, answered in items.
 
 Nothing is stored, as in vLLM without ``VLLM_ENABLE_RESPONSES_API_STORE``: ``store`` is ignored, and a
-``previous_response_id`` is never found. Tools that are no functions are accepted and not shown to the model. A stream
-ends with ``response.completed`` whatever the status in it; there is no ``[DONE]``.
+``previous_response_id`` is never found. Items and tools become what vLLM makes of them
+(`services.ingress.responses_items`, which is compared with vLLM's own code); hosted tools are accepted and not shown to
+the model. A stream ends with ``response.completed`` whatever the status in it; there is no ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from load.engine.api import ApiError, ChatBody, CommonBody, common_fields
 from load.engine.misbehave import UsageMode
 from load.engine.outputs import PlannedOutput
 from load.engine.responses import AnswerHead, UsageNumbers
+from services.ingress.errors import TemplateError
+from services.ingress.responses_items import from_responses, responses_functions
 
 _encode = msgspec.json.encode
-_TEXTS = ("text", "input_text", "output_text")
 
 
 class ResponsesBody(CommonBody, kw_only=True):
@@ -41,63 +43,24 @@ class ResponsesBody(CommonBody, kw_only=True):
                 kind="invalid_request_error",
                 param="response_id",
             )
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
-        else:
-            for item in self.input:
-                _say(item, messages)
-        functions = [_function(each) for tool in self.tools or () for each in _functions(tool)]
+        items: list[Any] = [self.input] if isinstance(self.input, str) else self.input
+        _check(items, self.tools or [])
+        try:
+            messages = from_responses(self.instructions, items)
+            functions = responses_functions(self.tools or [])
+        except TemplateError as error:
+            raise ApiError(f"input: {error}", param="input") from error
         fields = common_fields(self) | {"max_tokens": self.max_output_tokens, "n": None}
         return ChatBody(**fields, messages=messages, tools=functions or None, tool_choice=_choice(self.tool_choice))
 
 
-def _say(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """One input item; calls join the assistant's message before them."""
-    kind = item.get("type") or "message"
-    if kind == "message":
-        role = item.get("role")
-        said = {"role": "system" if role == "developer" else role, "content": _content(item.get("content"))}
-        messages.append(said)
-    elif kind == "function_call":
-        name = f"{item['namespace']}__{item.get('name')}" if item.get("namespace") else item.get("name")
-        function = {"name": name, "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
-        messages[-1].setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        content = _content(item.get("output"))
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind != "reasoning":
-        raise ApiError(f"input: items of type {kind!r} are not served by this engine", param="input")
-
-
-def _content(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    if not all(isinstance(part, dict) for part in content):
+def _check(items: list[Any], tools: list[dict[str, Any]]) -> None:
+    """What vLLM's own types refuse. Raises `ApiError`."""
+    contents = [item.get(name) for item in items if isinstance(item, dict) for name in ("content", "output")]
+    if not all(isinstance(part, dict) for content in contents if isinstance(content, list) for part in content):
         raise ApiError("input: the parts of a content must be objects", param="input")
-    return [{"type": "text", "text": part.get("text")} if part.get("type") in _TEXTS else part for part in content]
-
-
-def _functions(tool: dict[str, Any]) -> list[dict[str, Any]]:
-    """The functions in a tool: itself, or those of a namespace under its name."""
-    if tool.get("type", "function") == "function":
-        return [tool]
-    inner = tool.get("tools") if tool.get("type") == "namespace" else None
-    return [
-        {**each, "name": f"{tool.get('name')}__{each.get('name')}"}
-        for each in (inner if isinstance(inner, list) else ())
-        if isinstance(each, dict) and each.get("type") == "function"
-    ]
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(tool.get("name"), str):
+    if not all(isinstance(tool.get("name"), str) for tool in tools if tool.get("type", "function") == "function"):
         raise ApiError("tools: a function needs a name", param="tools")
-    function = {name: tool.get(name) for name in ("name", "description", "parameters")}
-    return {"type": "function", "function": function}
 
 
 def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:

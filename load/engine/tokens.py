@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.ingress import prompts
+from services.ingress.canonical import shown_tool
+from services.ingress.errors import TemplateError
 
 ASSETS = Path(__file__).parent / "assets"
 MESSAGE_START = "<|im_start|>"
@@ -30,65 +32,16 @@ class BadConversationError(ValueError):
     reason = "bad_conversation"
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    """The ``tojson`` of Hugging Face's chat templates: nothing is escaped for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
-
-
 def arguments_text(arguments: Mapping[str, Any]) -> str:
     """Tool-call arguments as the template writes them, so that they come back as the same tokens."""
-    return _to_json(arguments)
-
-
-def _fail(message: str) -> str:
-    raise BadConversationError(message)
-
-
-def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM does to a message first: text parts become one text, tool-call arguments are decoded."""
-    prepared = {**message, "content": _text(message.get("content"))}
-    calls = message.get("tool_calls")
-    if calls:
-        if not isinstance(calls, list):
-            raise BadConversationError("tool_calls is not a list")
-        prepared["tool_calls"] = [_with_arguments(call) for call in calls]
-    return prepared
-
-
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise BadConversationError("content is neither a text nor a list of parts")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise BadConversationError(f"this model reads text only, not {kind}")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _with_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str | None):
-        return call
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (ValueError, RecursionError):
-        return call  # not JSON: written as it stands
-    return {**call, "function": {**function, "arguments": arguments}}
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 class ChatTemplate:
-    """``chat_template`` of a ``tokenizer_config.json``, rendered as Hugging Face does."""
+    """``chat_template`` of a ``tokenizer_config.json``, rendered as vLLM does."""
 
     def __init__(self, source: str) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _fail
-        self._template = environment.from_string(source)
+        self._template = prompts.ChatTemplate(source, {}, str)
 
     def render(
         self,
@@ -97,15 +50,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt's text. Raises `BadConversationError`."""
-        prepared = [_prepared(message) for message in messages]
+        shown = [shown_tool(tool) for tool in tools or ()]
         try:
-            return self._template.render(
-                messages=prepared, tools=tools or None, add_generation_prompt=add_generation_prompt
-            )
-        except BadConversationError:
-            raise
-        except (jinja2.TemplateError, TypeError) as error:
-            raise BadConversationError(f"the messages cannot be rendered: {error}") from error
+            return self._template.render(messages, shown, add_generation_prompt=add_generation_prompt)
+        except TemplateError as error:
+            raise BadConversationError(str(error)) from error
 
 
 class Tokenizer:

@@ -18,7 +18,7 @@ import msgspec
 from schemas.base import UNDECODABLE
 from schemas.request import Usage
 from schemas.trace import ChoiceFinish, ToolCall
-from services.ingress.canonical import Dialect
+from services.ingress.contents import Dialect
 from services.ingress.identity import PASSED_APIS
 
 DONE = b"[DONE]"
@@ -32,7 +32,8 @@ class AnswerFacts:
     ``last_event``: the event was seen after which its API says no more. ``error``: the engine's in-band error, as it
     names its type. ``unreadable``: events that did not decode. ``backend_finish_reason``: the engine's own word where
     it is another. ``choices``: each choice's end, where there were several. ``prompt_token_ids``, ``token_ids``: what
-    the engine said of them to a client that asked, of one choice."""
+    the engine said of them to a client that asked, of one choice. ``next_number``: of an event after those that were
+    passed on, where an API numbers them (Responses)."""
 
     usage: Usage = NO_USAGE
     response_id: str | None = None
@@ -48,6 +49,7 @@ class AnswerFacts:
     complete: bool = False
     last_event: bool = False
     unreadable: int = 0
+    next_number: int = 0
 
 
 # The few members we read. Types are loose where engines differ; a wrong type makes the one event unreadable.

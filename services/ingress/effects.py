@@ -8,7 +8,7 @@ from schemas.admit import AdmitCancel, AdmitRequest
 from schemas.base import Fact
 from schemas.index import RecogniseRequest
 from schemas.trace import TraceRow
-from services.ingress.canonical import Dialect
+from services.ingress.contents import Dialect
 from services.ingress.endpoints import ClientRequest
 from services.ingress.replies import ErrorReply
 from services.ingress.tokens import PageRule

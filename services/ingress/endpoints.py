@@ -66,13 +66,16 @@ _NULL = msgspec.Raw(b"null")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
     """Messages to render, as the client's own bytes. ``api`` says in whose shape they are; ``system`` is Anthropic's
-    top-level ``system`` or Responses' ``instructions``; ``template_kwargs`` go to the chat template."""
+    top-level ``system`` or Responses' ``instructions``; ``template_kwargs`` go to the chat template, and so does
+    ``effort``, how much thinking the client asks for; ``thinks``: whether it wants any."""
 
     api: Literal["chat", "messages", "responses"]
     messages: tuple[msgspec.Raw, ...]
     tools: tuple[msgspec.Raw, ...] = ()
     system: msgspec.Raw | None = None
     template_kwargs: msgspec.Raw | None = None
+    effort: str | None = None
+    thinks: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -194,6 +197,7 @@ class _ChatBody(_Body, kw_only=True):
     return_token_ids: Any = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    reasoning_effort: Any = None
     chat_template_kwargs: msgspec.Raw = _NULL
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -212,6 +216,8 @@ class _ResponsesBody(_Body, kw_only=True):
     input: msgspec.Raw
     cache_salt: Any = None
     instructions: msgspec.Raw = _NULL
+    reasoning: Any = None
+    chat_template_kwargs: msgspec.Raw = _NULL
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -222,6 +228,7 @@ class _MessagesBody(_Body, kw_only=True):
     system: msgspec.Raw = _NULL
     chat_template_kwargs: msgspec.Raw = _NULL
     max_tokens: int | None = None
+    thinking: Any = None
     output_config: Any = None
 
 
@@ -282,6 +289,7 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         messages=tuple(body.messages),
         tools=tuple(body.tools or ()),
         template_kwargs=_given(body.chat_template_kwargs),
+        effort=_text(body.reasoning_effort),
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
     )
@@ -295,7 +303,7 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         choices=_choices(body.n),
         max_output_tokens=_first_number(body.max_completion_tokens, body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
-        cache_salt=_salt(body.cache_salt),
+        cache_salt=_text(body.cache_salt),
         token_ids=body.return_token_ids is True,
     )
 
@@ -313,7 +321,7 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         choices=_choices(max(body.n or 1, body.best_of or 1)) * prompts,
         max_output_tokens=_first_number(body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
-        cache_salt=_salt(body.cache_salt),
+        cache_salt=_text(body.cache_salt),
         media=_embeddings(body.prompt_embeds),
         token_ids=body.return_token_ids is True,
     )
@@ -328,7 +336,12 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
     trigger: InputTrigger = "user_message" if isinstance(given, str) else responses_trigger(given)
     scored = not (body.previous_response_id or body.conversation)
     prompt = ChatPrompt(
-        api="responses", messages=tuple(items), tools=tuple(body.tools or ()), system=_given(body.instructions)
+        api="responses",
+        messages=tuple(items),
+        tools=tuple(body.tools or ()),
+        system=_given(body.instructions),
+        template_kwargs=_given(body.chat_template_kwargs),
+        effort=member(body.reasoning, "effort"),
     )
     return ClientRequest(
         endpoint="responses",
@@ -338,7 +351,7 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
         prompt=prompt if scored else None,
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_output_tokens),
-        cache_salt=_salt(body.cache_salt),
+        cache_salt=_text(body.cache_salt),
         media=TEXT_ONLY if scored else media_of(raw, items),
     )
 
@@ -357,6 +370,8 @@ def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") 
             tools=tuple(body.tools or ()),
             system=_given(body.system),
             template_kwargs=_given(body.chat_template_kwargs),
+            effort=member(body.output_config, "effort"),
+            thinks=member(body.thinking, "type") != "disabled",
         ),
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_tokens),
@@ -435,7 +450,7 @@ def _expected(body: _Body) -> int | None:
     return _bounded(hinted) if hinted else None
 
 
-def _salt(given: Any) -> str | None:
+def _text(given: Any) -> str | None:
     """A text; anything else, and the empty text, is for the engine to refuse."""
     return given if isinstance(given, str) and given else None
 

@@ -1,37 +1,35 @@
 """A prompt as the model sees it: messages of any API in one shape, rendered by the model's own chat template.
 
-Rendering follows Hugging Face's (immutable sandbox, its filters and globals) and what vLLM does to messages before
-it: text parts are joined with a line break unless the template loops over them, tool-call arguments are decoded.
+Rendering follows Hugging Face's (immutable sandbox, its filters and globals); what engines do to messages before it is
+in `canonical` and `chat_messages`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from schemas.base import UNDECODABLE
-from services.ingress.canonical import Conversation, Dialect, conversation_of
+from services.ingress.canonical import conversation_of, template_options
+from services.ingress.chat_messages import prepared
+from services.ingress.content_format import TEMPLATE_FAILURES, knows_developer, loops_over_content, system_first
+from services.ingress.contents import Dialect, texts_of
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
 
-_TEMPLATE_FAILURES = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a template's expressions can raise inside the sandbox."""
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+"""What a client of Messages can ask for."""
+
+_GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Hugging Face's mark in an unfinished message: whether the space after it is still there says whether the template
+trims messages."""
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
@@ -92,9 +90,11 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
         try:
             self._template = environment.from_string(source)
-            self.loops_over_parts = _loops_over_content(environment.parse(source))
+            self.loops_over_parts = loops_over_content(environment.parse(source))
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template does not compile: {error}") from error
+        self._knows_developer = knows_developer(source)
+        self.system_first = system_first(source)
         self._variables = dict(variables)
 
     def render(
@@ -102,101 +102,68 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
         *,
+        dialect: Dialect = "vllm",
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text. ``extra``: the request's ``chat_template_kwargs``. Raises `TemplateError`."""
         variables = {
+            "documents": None,
             **self._variables,
             **(extra or {}),
-            "messages": [self._prepared(message) for message in messages],
+            "messages": prepared(
+                messages, dialect, loops_over_parts=self.loops_over_parts, knows_developer=self._knows_developer
+            ),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
             return self._template.render(variables)
-        except _TEMPLATE_FAILURES as error:
+        except TEMPLATE_FAILURES as error:
             raise TemplateError(f"the messages cannot be rendered: {error}") from error
 
-    def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        if type(message.get("content")) is str and not self.loops_over_parts and not message.get("tool_calls"):
-            return message  # as nearly all are: the sandbox changes nothing in it
-        prepared = dict(message)
-        prepared["content"] = self._content(message.get("content"))
-        calls = message.get("tool_calls")
-        if calls:
-            if not isinstance(calls, list):
-                raise TemplateError("tool_calls is not a list")
-            prepared["tool_calls"] = [_with_arguments(call) for call in calls]
-        return prepared
+    @cached_property
+    def effort_of_none(self) -> str:
+        """What vLLM takes for "do not think" in Messages: ``none``, or ``low`` where the template treats ``none`` as it
+        treats some effort, or refuses it."""
 
-    def _content(self, content: Any) -> Any:
-        parts = [content] if isinstance(content, str) else content or []
-        if not isinstance(parts, list):
-            raise TemplateError("content is neither a text nor a list of parts")
-        texts = [_text_of(part) for part in parts]
-        if self.loops_over_parts:
-            return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
+        def said(effort: str) -> str | None:
+            options = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            try:
+                return self.render([{"role": "user", "content": "Hi"}], extra=options)
+            except TemplateError:
+                return None
+
+        none = said("none")
+        return "low" if none is None or none in map(said, _EFFORTS) else "none"
 
 
 def render_prompt(template: ChatTemplate, prompt: ChatPrompt, dialect: Dialect = "vllm") -> str:
     """The text of one chat prompt, as an engine of this ``dialect`` sees it. Raises `TemplateError`."""
-    conversation: Conversation = conversation_of(prompt, dialect)
+    conversation = conversation_of(prompt, dialect, system_first=template.system_first)
+    options = template_options(prompt, "none" if prompt.thinks else template.effort_of_none)
+    if not conversation.continues:
+        return template.render(
+            conversation.messages,
+            conversation.tools,
+            dialect=dialect,
+            add_generation_prompt=prompt.add_generation_prompt,
+            extra=options,
+        )
     text = template.render(
-        conversation.messages,
-        conversation.tools,
-        add_generation_prompt=prompt.add_generation_prompt,
-        extra=_decoded(prompt.template_kwargs),
+        _marked(conversation.messages), conversation.tools, dialect=dialect, add_generation_prompt=False, extra=options
     )
-    if prompt.continue_final_message and conversation.messages:
-        last = conversation.messages[-1].get("content")
-        if isinstance(last, str) and last.strip() in text:
-            return text[: text.rindex(last.strip()) + len(last.strip())]
-    return text
+    before, mark, after = text.rpartition(_GOES_ON.strip())
+    if not mark:
+        raise TemplateError("the chat template does not show the message that is to be continued")
+    return before if after.startswith(" ") else before.rstrip()
 
 
-def _decoded(raw: msgspec.Raw | None) -> dict[str, Any] | None:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw, type=dict[str, Any])
-    except UNDECODABLE as error:
-        raise TemplateError(f"chat_template_kwargs is not an object: {error}") from error
-
-
-def _text_of(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    text = part.get("text") if isinstance(part, dict) else None
-    if not isinstance(text, str):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise TemplateError(f"only text can be counted here, not {kind}")
-    return text
-
-
-def _with_arguments(call: Any) -> Any:
-    """A tool call whose arguments are decoded where they are JSON, as vLLM does before it renders."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str | None):
-        return call
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _loops_over_content(template: jinja2.nodes.Template) -> bool:
-    """Whether the template iterates over a message's content, so that it wants parts and not a text."""
-    for loop in template.find_all(jinja2.nodes.For):
-        iterated = loop.iter
-        if isinstance(iterated, jinja2.nodes.Name) and iterated.name == "content":
-            return True
-        if isinstance(iterated, jinja2.nodes.Getattr) and iterated.attr == "content":
-            return True
-        if isinstance(iterated, jinja2.nodes.Getitem):
-            argument = iterated.arg
-            if isinstance(argument, jinja2.nodes.Const) and argument.value == "content":
-                return True
-    return False
+def _marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``messages`` with a mark at the end of the last text, where the model goes on. Raises `TemplateError`."""
+    *others, last = messages or [{}]
+    content = last.get("content")
+    texts = texts_of(content)
+    if not texts:
+        raise TemplateError("there is no message to continue")
+    return [*others, last | {"content": [*texts[:-1], texts[-1] + _GOES_ON]}]

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvcore.text_blocks import BYTES_PER_TOKEN, TextChain
 from schemas.base import UNDECODABLE
-from services.ingress.canonical import TEXT_PARTS, type_of
+from services.ingress.contents import type_of
 from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt
 from services.ingress.modalities import KINDS
 
@@ -28,6 +28,7 @@ _ITEM, _PART = "\x1e", "\x1f"
 
 _HIDDEN = frozenset({"id", "status", "role", "content", "cache_control"})
 """Members of an item that say nothing, or are said in its text."""
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 _NOT_SHOWN = frozenset({"reasoning", "thinking", "redacted_thinking"})
 """Types of items and parts that the model is not shown again."""
 
@@ -136,7 +137,7 @@ def _content(content: Any) -> list[bytes]:
             continue
         if isinstance(part, str):
             parts.append(_utf8(part))
-        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
             parts.append(_utf8(part["text"]))
         else:
             parts.append(_json(part))

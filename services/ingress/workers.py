@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from schemas.worker import WorkerState
-from services.ingress.canonical import Dialect
+from services.ingress.contents import Dialect
 from services.ingress.tokens import PageRule
 
 PLACEABLE = frozenset({"ready", "mismatch"})

@@ -12,8 +12,9 @@ import msgspec
 
 from bus.log import EventLog
 from schemas.base import UNDECODABLE
-from services.ingress.canonical import Dialect, conversation_of
+from services.ingress.canonical import conversation_of, template_options
 from services.ingress.config import IngressSettings
+from services.ingress.contents import Dialect
 from services.ingress.effects import CountPrompt
 from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt, TokensPrompt
 from services.ingress.errors import TemplateError
@@ -255,8 +256,9 @@ def _question(model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
     members = [b'"model":' + encoded_model, b'"messages":[%b]' % b",".join(map(bytes, prompt.messages))]
     if prompt.tools:
         members.append(b'"tools":[%b]' % b",".join(map(bytes, prompt.tools)))
-    if prompt.template_kwargs is not None:
-        members.append(b'"chat_template_kwargs":%b' % bytes(prompt.template_kwargs))
+    options = template_options(prompt)
+    if options:
+        members.append(b'"chat_template_kwargs":%b' % msgspec.json.encode(options))
     members.append(b'"add_generation_prompt":%b' % (b"true" if prompt.add_generation_prompt else b"false"))
     if prompt.continue_final_message:
         members.append(b'"continue_final_message":true')
@@ -269,6 +271,10 @@ def _translated(model: str, prompt: ChatPrompt, dialect: Dialect) -> bytes:
     question: dict[str, object] = {"model": model, "messages": conversation.messages}
     if conversation.tools:
         question["tools"] = conversation.tools
-    if prompt.template_kwargs is not None:
-        question["chat_template_kwargs"] = prompt.template_kwargs
-    return msgspec.json.encode(question | {"add_generation_prompt": prompt.add_generation_prompt})
+    options = template_options(prompt)
+    if options:
+        question["chat_template_kwargs"] = options
+    if conversation.continues:
+        question["continue_final_message"] = True
+    goes_on = prompt.add_generation_prompt and not conversation.continues
+    return msgspec.json.encode(question | {"add_generation_prompt": goes_on})

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from bus.errors import SettingsError
 from bus.log import EventLog
 from kvcore.hashing import pack_tokens
-from services.ingress.canonical import Dialect
+from services.ingress.contents import Dialect
 from services.ingress.endpoints import ChatPrompt, TextPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.prefix_tokens import Plan, PrefixTokenCache

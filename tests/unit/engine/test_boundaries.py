@@ -11,7 +11,9 @@ import pytest
 
 import load.engine
 from load.engine.tokens import ASSETS, Tokenizer
+from services.ingress.endpoints import ChatPrompt, read_request
 from services.ingress.prompts import ChatTemplate as IngressTemplate
+from services.ingress.prompts import render_prompt
 
 PURE = (
     *("requests", "block_hash", "blocks", "kv_cache", "kv_events", "scheduler", "timing", "core"),
@@ -52,5 +54,7 @@ def test_front_door_renders_the_same_prompt() -> None:
     template = Tokenizer().template
     for tool_list in (tools, []):
         for prompt in (True, False):
-            ours = template.render(messages, tool_list, prompt)
-            assert ours == ingress.render(messages, tool_list, add_generation_prompt=prompt)
+            body = {"model": "m", "messages": messages, "tools": tool_list, "add_generation_prompt": prompt}
+            asked = read_request("chat_completions", json.dumps(body).encode()).prompt
+            assert isinstance(asked, ChatPrompt)
+            assert template.render(messages, tool_list, prompt) == render_prompt(ingress, asked)

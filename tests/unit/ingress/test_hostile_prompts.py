@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.ingress.canonical import Dialect, conversation_of
+from services.ingress.canonical import conversation_of
+from services.ingress.contents import Dialect
 from services.ingress.endpoints import PATHS, ChatPrompt, Endpoint, read_request
 from services.ingress.engine_fields import last_tool
 from services.ingress.errors import BadRequestError, TemplateError
 from services.ingress.message_chain import message_chain
 from services.ingress.modalities import media_of
+from services.ingress.prompts import ChatTemplate, render_prompt
 from services.ingress.texts import text_blocks
 
 NAMES = [
@@ -77,6 +79,10 @@ JSON = st.recursive(
 MESSAGE = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6)
 BODY = st.fixed_dictionaries({"messages": st.lists(MESSAGE | JSON, max_size=4)}, optional={"system": JSON})
 TOOLS = st.lists(MESSAGE | JSON, max_size=2)
+TEMPLATES = [
+    ChatTemplate(f"{{% for m in messages %}}{{{{ m.role }}}}{content}{{% endfor %}}", {}, str)
+    for content in ("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}{{ m.tool_calls | tojson }}")
+]
 DIALECTS: tuple[Dialect, ...] = ("vllm", "sglang")
 
 
@@ -101,3 +107,6 @@ def test_no_prompt_raises(endpoint: Endpoint, body: dict[str, Any], tools: list[
     for dialect in DIALECTS:
         with contextlib.suppress(TemplateError):
             conversation_of(request.prompt, dialect)
+        for template in TEMPLATES:
+            with contextlib.suppress(TemplateError):
+                render_prompt(template, request.prompt, dialect)

@@ -133,7 +133,7 @@ def test_figures_count_what_clients_and_rows_say() -> None:
     assert figures["recomputed_tokens"] == (100 + 54 + 90) - (100 + 54 + 58)
     assert figures["steps_per_min"] == pytest.approx(4 / (6.5 * 10 / 60), abs=0.01)
     assert (figures["jct_mean_s"], figures["jct_p99_s"]) == (32.5, 35.0)
-    assert (figures["decision_p50_ms"], figures["decision_p99_ms"]) == (4.0, 4.0)  # not the fallback's
+    assert (figures["decision_p50_ms"], figures["decision_p99_ms"]) == (2.0, 4.0)  # not the fallback's
     assert (figures["held_turns"], figures["held_mid_session"]) == (2, 1)
     assert (figures["longest_hold_s"], figures["longest_mid_session_hold_s"]) == (5.0, 2.0)
     assert over_kv(figures, {**figures, "jct_mean_s": 65.0})["jct_mean_over_kv"] == 0.5

@@ -379,18 +379,21 @@ class IngressCore:
             outcome = "upstream_lost"
         return [
             CloseUpstream(record.request_id, record.attempt),
-            self._broken(record, status, event.reason, "The engine's answer broke off"),
+            self._broken(record, status, event, "The engine's answer broke off"),
             *self._end(
                 record,
                 Ending(outcome=outcome, at=now, reason=event.reason, status=record.status, answer=event.answer),
             ),
         ]
 
-    def _broken(self, record: Record, status: int, reason: str, message: str) -> BreakOff:
+    def _broken(
+        self, record: Record, status: int, event: events.AnswerFailed | events.RequestFailed, message: str
+    ) -> BreakOff:
         if not record.request.stream:
             return BreakOff(record.request_id, b"")
-        text = f"{message}: {reason.replace('_', ' ')}."
-        return BreakOff(record.request_id, error_event(record.request.endpoint, status, reason, text))
+        text = f"{message}: {event.reason.replace('_', ' ')}."
+        number = event.answer.next_number if event.answer is not None else 0
+        return BreakOff(record.request_id, error_event(record.request.endpoint, status, event.reason, text, number))
 
     def _may_retry(self, record: Record, now: float) -> bool:
         """Once, before the first byte, and only if another worker is there."""
@@ -419,7 +422,7 @@ class IngressCore:
 
     def _give_up(self, record: Record, event: events.RequestFailed, now: float) -> list[Effect]:
         if record.state == "streaming":
-            said: Effect = self._broken(record, 500, event.reason, "Tidegate failed")
+            said: Effect = self._broken(record, 500, event, "Tidegate failed")
         else:
             message = f"Tidegate failed: {event.reason.replace('_', ' ')}."
             said = waiting.failure(record, 500, event.reason, message)

@@ -141,7 +141,7 @@ def reply_to(endpoint: str | None, error: IngressError) -> ErrorReply:
 
 def error_event(endpoint: str, status: int, reason: str, message: str, sequence_number: int = 0) -> bytes:
     """One SSE event that ends a stream which broke after its first byte. ``sequence_number``: of Responses, whose
-    events must have one; clients order by it, and nothing comes after this event."""
+    events are numbered."""
     _, event = _SHAPES.get(endpoint, _DEFAULT)
     return event(status, reason, message, sequence_number)
 

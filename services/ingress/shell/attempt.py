@@ -7,7 +7,9 @@ client has caught up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -32,6 +34,9 @@ LARGEST_ERROR = 64 * 1024
 """Bytes of an error that are read before it is passed on."""
 
 USAGE_ENDPOINTS = frozenset({"chat_completions", "completions"})
+
+_NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})')
+"""Of an event of Responses; in a text its quotes would be escaped."""
 
 
 class Splices(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +110,7 @@ class Attempt:
         self._kept = kept
         self._more_headers = more_headers or []
         self._is_shown = True
+        self._last = b""
 
     @property
     def is_stream(self) -> bool:
@@ -168,6 +174,8 @@ class Attempt:
         self.chunks += 1
         if self._events is not None:
             data = self._events.feed(data)
+            if data:
+                self._last = data
         else:
             self._whole_bytes += len(data)
             if self._whole_bytes <= self._event_limit:
@@ -182,7 +190,14 @@ class Attempt:
 
     def facts(self) -> AnswerFacts | None:
         """What has been read of the answer; ``None`` before its first byte."""
-        return self._reader.facts() if self._responder is not None else None
+        if self._responder is None:
+            return None
+        return self._numbered(self._reader.facts())
+
+    def _numbered(self, facts: AnswerFacts) -> AnswerFacts:
+        """With the number of an event after the last one that was passed on."""
+        numbers = _NUMBER.findall(self._last) if self._endpoint == "responses" else []
+        return replace(facts, next_number=int(numbers[-1]) + 1) if numbers else facts
 
     def close(self) -> None:
         """Cut the connection to the engine, unless the answer is complete."""

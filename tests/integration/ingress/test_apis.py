@@ -213,6 +213,9 @@ async def test_an_engine_that_dies(house: System, door: Door, api: str, after: i
     if after:
         assert len(events) == after + 1
         assert in_band(api, events[-1]) == ("api_error" if api == "messages" else "connection_lost")
+        if api == "responses":
+            numbers = [json.loads(event.partition(b"data: ")[2])["sequence_number"] for event in events]
+            assert numbers == list(range(after + 1))
         assert (row.outcome, row.reason, row.usage_estimated) == ("upstream_lost", "connection_lost", True)
         assert (row.attempts, row.endpoint) == (1, api)
         assert (row.output_tokens or 0) >= after - 1

@@ -176,12 +176,12 @@ class BridgeService:
         REGISTRY.unregister(self._collector)
         try:
             await self._bus.flush(min(2.0, timeout_s))
-            if self._entry is not None:
-                await self._registry.put(subjects.encode_id(self.core.worker), self._entry)
             async with asyncio.timeout(min(2.0, timeout_s)):
+                if self._entry is not None:
+                    await self._registry.put(subjects.encode_id(self.core.worker), self._entry)
                 await self._desk.clear()
         except TimeoutError:
-            log.warning("snapshots_left_behind", worker=self.core.worker)
+            log.warning("stores_left_as_they_are", worker=self.core.worker)
         except BusError as error:
             log.warning("leave_unsaid", worker=self.core.worker, reason=error.reason)
 

@@ -77,6 +77,8 @@ async def test_a_small_snapshot_comes_without_the_store(tmp_path: Path) -> None:
         async with client(servers, "watch") as watch:
             await made(watch)
             await settled(lambda: watch.objects(subjects.OBJECTS_SNAPSHOTS, ttl_s=subjects.SNAPSHOTS_TTL_S))
+            registry = await settled(lambda: watch.key_value(subjects.BUCKET_WORKERS))
+            await settled(lambda: registry.get("w"))  # a bridge looks there first
         last = servers["nats-2"].url
         async with ScriptedEngine(block_size=4) as engine, running_bridge(engine, last) as bridge:
             bus = await connect(last, name="asker", timeout_s=30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -39,9 +39,12 @@ _PARENT_GRACE_S = STOP_GRACE_S + 1.0
 """More, for a service that is several processes."""
 
 
-def user_settings(section: str, kind: type[S], key: str, config: Path | None) -> S | None:
-    """Settings of ``section`` where the user has set ``key`` in the file or the environment; else ``None``."""
-    loaded = load_with_origins(section, kind, file=config)
+def user_settings(
+    section: str, kind: type[S], key: str, config: Path | None, overrides: Mapping[str, str] | None = None
+) -> S | None:
+    """Settings of ``section`` where the user has set ``key`` in the file or the environment; else ``None``.
+    ``overrides``: what we set ourselves, without which they would not be whole."""
+    loaded = load_with_origins(section, kind, file=config, overrides=overrides)
     return loaded.settings if key in loaded.origins else None
 
 

@@ -180,7 +180,11 @@ class System:
         own_traces = user_settings("recorder", RecorderSettings, "directory", self._config)
         own_tokenizers = user_settings("ingress", IngressSettings, "tokenizers", self._config)
         own_capture = user_settings("ingress", IngressSettings, "capture_directory", self._config)
-        own_bridge = user_settings("bridge", BridgeSettings, "engine_tls_ca", self._config) if addresses else None
+        own_bridge = None
+        if addresses:  # a bridge's settings are not whole without its engine
+            ours = {"engine_url": addresses[0].url}
+            own_bridge = user_settings("bridge", BridgeSettings, "engine_tls_ca", self._config, ours)
+        engine_tls_ca = own_bridge.engine_tls_ca if own_bridge is not None else ""
         captured = own_capture.capture_directory if own_capture is not None else ""
         tokenizers = {settings.model: str(Path(assets.__file__).parent)} if simulated else {}
         if own_tokenizers is not None:
@@ -203,7 +207,7 @@ class System:
             tokenizers=tokenizers,
             captured=Path(captured).resolve() if captured else None,
             door_files=door_files,
-            engine_tls_ca=str(Path(own_bridge.engine_tls_ca).resolve()) if own_bridge is not None else "",
+            engine_tls_ca=str(Path(engine_tls_ca).resolve()) if engine_tls_ca else "",
             door_workers=settings.ingress_workers,
             config=self._config,
             secrets=self._secrets,

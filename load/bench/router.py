@@ -15,7 +15,8 @@ read; ``<who>_pieces_per_chunk``: reads of the client, fewer than 1 where a mach
 itself (a chunk is then cheaper than it would be: compare only where this is alike); ``<who>_streams_begin_s``: until
 the last of them had its first byte. Who cannot hold them all has their number among its failed, and null.
 ``<who>_most_per_s``: requests/s at saturation, the most of all concurrencies. ``<who>_rss_mb`` at the end. ``failed``
-requests, of all and of each (``<who>_failed``)."""
+requests, of all and of each (``<who>_failed``). Who leaves a request without an answer for 30 s is left out of the rest
+of the run."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ STREAMS, PACE_MS, BURST_STREAMS = 128, 5, 16
 NAMES = ("ours", "ours_proxy", "smg", "vllm_router", "vllm_router_kv", "vllm_router_program")
 TWO, TWO_CELLS = "ours_2w", ("200k", "200k_resent")
 _MOST = 1_000_000
+_LET_GO_S = 20.0
 
 Figures = dict[str, list[float]]
 
@@ -80,24 +82,42 @@ async def _measured(directory: Path, options: Options, figures: Figures) -> None
         ]
         for target in others:
             stack.callback(target.children.stop)
-        for target in peers(directory, direct.ports):
+        theirs = peers(directory, direct.ports)
+        for target in theirs:
             stack.callback(target.children.stop)
-            others.append(target)
         for target in others:
             options.progress(f"{target.name} starts")
             await target.ready()
+        others += [target for target in theirs if await _starts(target, options)]
+        unable: set[tuple[str, str]] = set()
         for number in range(options.runs):
-            await _one_run([direct, *others], options, figures, number)
+            await _one_run([direct, *others], options, figures, number, unable)
         for target in others:
-            figures[f"{target.name}_rss_mb"].append(target.resident_mb())
+            with contextlib.suppress(OSError):  # gone
+                figures[f"{target.name}_rss_mb"].append(target.resident_mb())
 
 
-async def _one_run(targets: list[Target], options: Options, figures: Figures, number: int) -> None:
-    seconds = 0.2 if options.quick else 1.5
+async def _starts(target: Target, options: Options) -> bool:
+    """Whether a peer's router answers; its figures are null where it does not."""
+    options.progress(f"{target.name} starts")
+    try:
+        await target.ready()
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
+
+
+async def _one_run(
+    targets: list[Target], options: Options, figures: Figures, number: int, unable: set[tuple[str, str]]
+) -> None:
+    """``unable``: who could not hold the streams, and which: it is not tried again."""
+    seconds = 0.2 if options.quick else 1.2
+    silent: set[str] = set()
     for name, prompts, concurrency in _cells():
         loads: dict[str, Load] = {}
         for target in targets:
-            if target.name == TWO and name not in TWO_CELLS:
+            if target.name in silent or (target.name == TWO and name not in TWO_CELLS):
                 continue
             options.progress(f"run {number + 1}: {name}, {target.name}")
             front: list[float] = []
@@ -106,15 +126,32 @@ async def _one_run(targets: list[Target], options: Options, figures: Figures, nu
                 front.append(target.front_cpu_s())
                 return target.cpu_s()
 
-            load, spent = await closed_loop(target.ports, prompts, concurrency, seconds, cpu_s)
+            try:
+                load, spent = await closed_loop(target.ports, prompts, concurrency, seconds, cpu_s)
+            except OSError as error:
+                if target.name == "direct":
+                    raise
+                print(f"{target.name} is gone: {error}", file=sys.stderr)
+                figures[f"{target.name}_failed"].append(1)
+                silent.add(target.name)
+                continue
             loads[target.name] = load
             figures[f"{target.name}_failed"].append(load.failed)
+            if load.unanswered:
+                print(
+                    f"{target.name} did not answer {load.unanswered} requests of {name}: it is left out of the rest of "
+                    "this run",
+                    file=sys.stderr,
+                )
+                silent.add(target.name)
+            if not loads["direct"].total_ms:
+                raise BenchError("the engines do not answer")
             if not load.total_ms:
                 continue
             _tell(figures, target, name, load, loads["direct"], spent)
             if target.name == "ours" and name != "ttft":
                 figures[f"ours_front_{name}_cpu_ms"].append((front[1] - front[0]) / len(load.total_ms) * 1e3)
-    await _streams(targets, options, figures, number)
+    await _streams([target for target in targets if target.name not in silent], options, figures, number, unable)
 
 
 def _cells() -> list[tuple[str, Callable[[], Prompts], int]]:
@@ -143,10 +180,14 @@ def _tell(figures: Figures, target: Target, name: str, load: Load, direct: Load,
     figures[f"{target.name}_{name}_per_s"].append(len(load.total_ms) / load.seconds)
 
 
-async def _streams(targets: list[Target], options: Options, figures: Figures, number: int) -> None:
-    settle_s, seconds = (0.1, 0.3) if options.quick else (0.5, 2.0)
+async def _streams(
+    targets: list[Target], options: Options, figures: Figures, number: int, unable: set[tuple[str, str]]
+) -> None:
+    settle_s, seconds = (0.1, 0.3) if options.quick else (0.4, 1.5)
     for suffix, streams, pace in (("", STREAMS, PACE_MS), ("_burst", BURST_STREAMS, 0)):
         for target in (target for target in targets if target.name != TWO):
+            if (target.name, suffix) in unable:
+                continue
             options.progress(f"run {number + 1}: streams{suffix}, {target.name}")
             spent: list[tuple[float, float]] = []
 
@@ -162,9 +203,10 @@ async def _streams(targets: list[Target], options: Options, figures: Figures, nu
             if held.begun < streams:
                 print(
                     f"{target.name} cannot hold {streams} streams: {held.begun} had begun after {held.begin_s:.0f} s; "
-                    "it has no figures of chunks in this run",
+                    "it has no figures of chunks, and is not tried again",
                     file=sys.stderr,
                 )
+                unable.add((target.name, suffix))
             else:
                 _tell_streams(figures, target.name, suffix, held, spent[1][1] - spent[0][1])
             await _let_go(target)
@@ -183,4 +225,4 @@ def _tell_streams(figures: Figures, name: str, suffix: str, held: Held, front_cp
 async def _let_go(target: Target) -> None:
     """Streams that were cut are gone from whoever was between when it answers again."""
     with contextlib.suppress(BenchError):
-        await target.ready()
+        await target.ready(_LET_GO_S)

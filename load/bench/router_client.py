@@ -19,7 +19,7 @@ import msgspec
 
 from load.bench.router_engine import MODEL
 
-_ANSWER_S = 60.0
+_ANSWER_S = 30.0
 _BEGIN_S = 30.0
 _MESSAGE_BYTES = 2_000
 _ids = itertools.count(1)
@@ -37,11 +37,13 @@ class LostError(Exception):
 
 @dataclass(slots=True)
 class Load:
-    """What became of the requests of one cell: ms from the request to its first byte and to its end, failures."""
+    """What became of the requests of one cell: ms from the request to its first byte and to its end, failures;
+    ``unanswered`` of them by a time-out."""
 
     first_ms: list[float] = field(default_factory=list)
     total_ms: list[float] = field(default_factory=list)
     failed: int = 0
+    unanswered: int = 0
     chunks: int = 0
     pieces: int = 0
     seconds: float = 0.0
@@ -166,7 +168,7 @@ async def closed_loop(
     ports: list[int], prompts: Callable[[], Prompts], concurrency: int, seconds: float, cpu_s: Callable[[], float]
 ) -> tuple[Load, float]:
     """So many connections, each asking again when it is answered; and the CPU meanwhile. The first request of each is
-    not counted."""
+    not counted; where one of these has no answer, nothing is measured. Raises `OSError` where nobody listens."""
     load = Load()
     sources = [iter(prompts()) for _ in range(concurrency)]
     connections = [await connect(ports[number % len(ports)], Load()) for number in range(concurrency)]
@@ -175,11 +177,14 @@ async def closed_loop(
     for number, problem in enumerate(ended):
         if isinstance(problem, LostError | TimeoutError):
             load.failed += 1
+            load.unanswered += isinstance(problem, TimeoutError)
             connections[number].close()
             connections[number] = await connect(ports[number % len(ports)], load)
         elif problem is not None:
             raise problem
     began, cpu = time.perf_counter(), cpu_s()
+    if load.unanswered:
+        seconds = 0.0
 
     async def one(number: int) -> None:
         connection = connections[number]
@@ -187,8 +192,9 @@ async def closed_loop(
         while time.perf_counter() < began + seconds:
             try:
                 await connection.ask(next(sources[number]))
-            except (LostError, TimeoutError):
+            except (LostError, TimeoutError) as problem:
                 load.failed += 1
+                load.unanswered += isinstance(problem, TimeoutError)
                 connection.close()
                 connection = connections[number] = await connect(ports[number % len(ports)], load)
 
@@ -218,7 +224,7 @@ class Held:
 
 @asynccontextmanager
 async def open_streams(
-    ports: list[int], prompts: Callable[[], Prompts], streams: int, begin_s: float, within_s: float = _ANSWER_S
+    ports: list[int], prompts: Callable[[], Prompts], streams: int, begin_s: float, within_s: float
 ) -> AsyncIterator[tuple[Load, float]]:
     """So many streams at once, cut at the end; entered when all have begun, with the seconds that took. One that ends
     is asked for again; one that has not begun after ``begin_s``, or lasts longer than ``within_s``, has failed."""
@@ -261,7 +267,7 @@ async def held_streams(
 ) -> Held:
     """So many streams at once; CPU and chunks of ``seconds``, from ``settle_s`` after the last one has begun. Where
     some have not begun after ``begin_s``, nothing is measured."""
-    async with open_streams(ports, prompts, streams, begin_s) as (load, took):
+    async with open_streams(ports, prompts, streams, begin_s, 2 * begin_s + seconds) as (load, took):
         begun = load.begun
         if begun < streams:
             return Held(begun, took, streams - begun)

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from load.bench.router_engine import MODEL
 from load.engine import assets
 
 ENGINES = 2
-_START_S = 60.0
+_START_S = 120.0
 _PROGRAMS = '{"program_scheduling_enable_key": "auto"}'
 """Sessions named by headers count as programs too."""
 
@@ -70,21 +69,26 @@ class Target:
         pages = sum(int(file.read_text(encoding="ascii").split()[1]) for file in files)
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    async def ready(self) -> None:
-        """Wait until it answers a request. Raises `BenchError`."""
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, LostError, TimeoutError):
-                connection = await connect(self.ports[0], Load())
-                try:
-                    for request, _ in zip(Prompts(2_000), range(4), strict=False):
-                        await connection.ask(request)
-                finally:
-                    connection.close()
-                return
-            await asyncio.sleep(0.2)
-        said = "\n".join(path.read_text(errors="replace")[-600:] for path in self.directory.glob("*.log"))
-        raise BenchError(f"{self.name} does not answer:\n{said}")
+    async def ready(self, within_s: float = _START_S) -> None:
+        """Wait until it answers requests. Raises `BenchError`."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not await self._answers():  # noqa: ASYNC110 - another process's state
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            said = "\n".join(path.read_text(errors="replace")[-600:] for path in self.directory.glob("*.log"))
+            raise BenchError(f"{self.name} does not answer:\n{said}") from None
+
+    async def _answers(self) -> bool:
+        with contextlib.suppress(OSError, LostError):
+            connection = await connect(self.ports[0], Load())
+            try:
+                for request, _ in zip(Prompts(2_000), range(4), strict=False):
+                    await connection.ask(request)
+            finally:
+                connection.close()
+            return True
+        return False
 
 
 def _family(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ class ServerLimits:
     ``header_timeout_s`` runs from a request's first byte (or the accept) to the end of its headers, ``body_timeout_s``
     from there to the end of its body, ``keepalive_s`` between two requests, ``stall_timeout_s`` while a client does
     not read its answer. ``pipelined``: requests that may wait behind one being answered; those after them are
-    not answered (the connection is closed, which HTTP allows).
+    not answered (the connection is closed, which HTTP allows). ``connections``: those that shake hands included.
     """
 
     header_bytes: int = 65_536

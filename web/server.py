@@ -22,6 +22,7 @@ from web.limits import HeldBytes, ServerLimits
 from web.requests import Answer, Head, Refusal, Request
 from web.responder import Responder
 from web.server_connection import ErrorAnswer, ServerConnection
+from web.tls import Handshakes
 
 __all__ = [
     "Answer", "ErrorAnswer", "Handler", "Head", "Headers", "HttpServer", "Request", "Responder", "Screen",
@@ -52,7 +53,10 @@ def _close(listeners: list[asyncio.Server]) -> None:
 
 
 class HttpServer:
-    """Serves ``handler``. What it raises is logged, counted in `failures` and answered with 500 (or a cut stream)."""
+    """Serves ``handler``. ``handshakes``: where those of its TLS are counted; they count as connections.
+
+    What a handler raises is logged, counted in `failures` and answered with 500 (or a cut stream).
+    """
 
     def __init__(
         self,
@@ -60,7 +64,11 @@ class HttpServer:
         limits: ServerLimits | None = None,
         error_answer: ErrorAnswer = json_error,
         screen: Screen = lambda head: None,
+        handshakes: Handshakes | None = None,
     ) -> None:
+        self._handshakes = handshakes
+        if handshakes is not None:
+            handshakes.may_begin = self._has_place
         self.limits = limits or ServerLimits()
         self.held = HeldBytes(self.limits.held_body_bytes)
         self.draining = False
@@ -198,8 +206,21 @@ class HttpServer:
         if self.draining:
             connection.close()
         elif len(self._connections) > self.limits.connections:
-            self.refusals["too_many_connections"] = self.refusals.get("too_many_connections", 0) + 1
+            self._refuse_connection()
             connection.abort()
+
+    def _has_place(self) -> bool:
+        """For a connection that begins with a handshake; those that are under way have theirs."""
+        under_way = self._handshakes.under_way if self._handshakes is not None else 0
+        if self.draining:
+            return False
+        if len(self._connections) + under_way < self.limits.connections:
+            return True
+        self._refuse_connection()
+        return False
+
+    def _refuse_connection(self) -> None:
+        self.refusals["too_many_connections"] = self.refusals.get("too_many_connections", 0) + 1
 
     def closed(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)

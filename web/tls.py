@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,14 @@ class ServerTls:
 
 class Handshakes:
     """``results``: ``completed``, or OpenSSL's reason in lower case. A client that goes away, or is cut at the
-    deadline, is in ``started`` and in no result."""
+    deadline, is in ``started`` and in no result. ``under_way``: begun, and neither ended nor given up. ``may_begin``:
+    whether there is room for one more; without it the client is cut before it is read (``no_room``)."""
 
     def __init__(self) -> None:
         self.started = 0
+        self.under_way = 0
         self.results: Counter[str] = Counter()
+        self.may_begin: Callable[[], bool] = lambda: True
 
     def ended(self, result: str) -> None:
         known = result in self.results or len(self.results) < MOST_RESULTS
@@ -58,19 +62,41 @@ class Handshakes:
 
         class Counted(ssl.SSLObject):
             _begun = False
+            _under_way = False
 
             def do_handshake(self) -> None:
                 if not self._begun:
-                    self._begun = True
-                    handshakes.started += 1
+                    self._begin()
                 try:
                     super().do_handshake()
                 except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     raise
                 except ssl.SSLError as error:
-                    handshakes.ended((error.reason or "unknown").lower())
+                    self._end((error.reason or "unknown").lower())
                     raise
-                handshakes.ended("completed")
+                self._end("completed")
+
+            def _begin(self) -> None:
+                self._begun = True
+                handshakes.started += 1
+                if not handshakes.may_begin():
+                    handshakes.ended("no_room")
+                    raise ssl.SSLError("no room for another connection")
+                self._under_way = True
+                handshakes.under_way += 1
+
+            def _end(self, result: str) -> None:
+                self._give_up()
+                handshakes.ended(result)
+
+            def _give_up(self) -> None:
+                if self._under_way:
+                    self._under_way = False
+                    handshakes.under_way -= 1
+
+            def __del__(self) -> None:
+                # Nobody is told when a client leaves in the middle, or is cut; the object goes with its connection.
+                self._give_up()
 
         context.sslobject_class = Counted
 

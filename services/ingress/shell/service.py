@@ -243,7 +243,8 @@ class IngressService:
             body_timeout_s=settings.body_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
         )
-        return HttpServer(front.handle, limits, front.refusal, front.screen)
+        handshakes = None if self._tls is None else self._tls.handshakes
+        return HttpServer(front.handle, limits, front.refusal, front.screen, handshakes)
 
     def _register(self) -> None:
         self._levels = LevelsCollector(

@@ -29,7 +29,7 @@ class DoorTls(Collector):
 
     def __init__(self, settings: IngressSettings) -> None:
         self._files = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self._handshakes = Handshakes()
+        self.handshakes = Handshakes()
         self._read_at: Stamp = ()
         self._expires_at = 0.0
         self._failures = 0
@@ -68,7 +68,7 @@ class DoorTls(Collector):
 
     async def _load(self) -> SSLContext:
         self._read_at = await asyncio.to_thread(_stamp, self._files)
-        loaded: ServerTls = await asyncio.to_thread(load_tls, self._files, self._handshakes)
+        loaded: ServerTls = await asyncio.to_thread(load_tls, self._files, self.handshakes)
         self._expires_at = loaded.expires_at
         return loaded.context
 
@@ -77,16 +77,19 @@ class DoorTls(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
-            "tidegate_ingress_tls_handshakes_started", "TLS handshakes begun.", value=self._handshakes.started
+            "tidegate_ingress_tls_handshakes_started", "TLS handshakes begun.", value=self.handshakes.started
         )
         results = CounterMetricFamily(
             "tidegate_ingress_tls_handshakes",
             "TLS handshakes by what became of them; one that was begun and is in none was given up, or goes on.",
             labels=["result"],
         )
-        for result, count in sorted(self._handshakes.results.items()):
+        for result, count in sorted(self.handshakes.results.items()):
             results.add_metric([result], count)
         yield results
+        yield GaugeMetricFamily(
+            "tidegate_ingress_tls_handshakes_under_way", "TLS handshakes that go on.", value=self.handshakes.under_way
+        )
         yield GaugeMetricFamily(
             "tidegate_ingress_tls_expires_timestamp_seconds",
             "Unix time at which the certificate in use expires.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ async def tls_server(
 ) -> AsyncIterator[tuple[HttpServer, Handshakes]]:
     """On a free port."""
     handshakes = Handshakes()
-    server = HttpServer(handler, limits)
+    server = HttpServer(handler, limits, handshakes=handshakes)
     await server.start("127.0.0.1", 0, tls=load_tls(files, handshakes).context)
     try:
         yield server, handshakes
@@ -102,6 +103,27 @@ async def test_who_does_not_shake_hands_is_cut(authority: Authority, tmp_path: P
                 assert await each.rest() == b""
             each.close()
         assert handshakes.started - handshakes.results.total() == 2
+
+
+async def test_handshakes_count_as_connections(authority: Authority, tmp_path: Path) -> None:
+    """Who begins and says nothing takes a place, as long as he is waited for; whoever finds none is cut at once."""
+    limits = ServerLimits(header_timeout_s=600, connections=2)
+    async with tls_server(hello, files_of(authority, tmp_path), limits) as (server, handshakes):
+        silent = [await RawClient.connect(server.port) for _ in range(2)]
+        await eventually(lambda: handshakes.under_way == 2)
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            await status(server.port, authority.context())
+        assert (handshakes.results["no_room"], server.refusals["too_many_connections"]) == (1, 1)
+        for each in silent:
+            each.close()
+
+        def left() -> bool:
+            gc.collect()  # asyncio's own loop leaves cycles behind; uvloop, which serves, does not
+            return handshakes.under_way == 0
+
+        await eventually(left)
+        assert await status(server.port, authority.context()) == 200
+        assert handshakes.under_way == 0
 
 
 async def test_mutual_tls(authority: Authority, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class OtlpSender:
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         base = endpoint.rstrip("/")
-        self._session = _Session()
+        self._session = Session()
         self._spans = OTLPSpanExporter(
             endpoint=f"{base}/v1/traces" if base else None, timeout=timeout_s, session=self._session
         )
@@ -130,7 +130,7 @@ class OtlpSender:
         return refused
 
 
-class _Session(requests.Session):
+class Session(requests.Session):
     """Remembers what came of its last request. Follows nobody elsewhere: a redirected POST is a GET, whose page looks
     like success."""
 
@@ -145,6 +145,9 @@ class _Session(requests.Session):
         self._failure: Exception | None = None
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        if kwargs.get("timeout") == 0 and self._status is not None:
+            # The SDK slept through its time before it tried again: what was answered to the last try is what failed.
+            raise requests.Timeout("no time is left")
         self.forget()
         kwargs["allow_redirects"] = False
         try:

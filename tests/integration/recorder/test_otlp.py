@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 
 from bus.errors import SettingsError
 from bus.nats import NatsBus
@@ -26,6 +28,7 @@ from schemas.trace import AgentContext, FinishMetadata, RequestMetrics, ToolCall
 from services.recorder.config import RecorderSettings
 from services.recorder.errors import SinkError
 from services.recorder.shell.otlp import OtlpSink
+from services.recorder.shell.otlp_sender import Session
 from services.recorder.shell.sink import Batch
 from services.recorder.spans import SCHEMA_URL
 from tests.support.collector import Collector, collector, values
@@ -120,6 +123,17 @@ async def test_a_batch_is_sent_again_where_it_was_not_taken(own: Collector) -> N
     await again.write(given)
     await again.close()
     assert len({span.span_id for span in own.spans}) == 3
+
+
+def test_what_failed_is_what_was_answered_when_no_time_is_left(own: Collector) -> None:
+    """The SDK tries again with no time at all where it slept too long before: that is nobody's answer."""
+    own.answer = lambda path, names: (503, b"away")
+    url, said = f"{own.url}/v1/traces", ExportTraceServiceRequest(resource_spans=[ResourceSpans()]).SerializeToString()
+    with Session() as session:
+        assert session.post(url, said, timeout=30.0).status_code == 503
+        with pytest.raises(requests.Timeout):
+            session.post(url, said, timeout=0.0)
+        assert session.what_failed() == "it answered 503: away"
 
 
 async def test_wrong_credentials_lose_nothing(own: Collector) -> None:

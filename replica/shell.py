@@ -431,10 +431,12 @@ class ReplicaFeed:
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time()
+        due, ahead, most = loop.time(), self._clock() - loop.time(), self._settings.worker_lost_s / 2
         while True:
-            # After a long block of the loop heartbeats are still unread: nobody may be taken for silent yet.
-            listened = loop.time() - due < self._settings.worker_lost_s / 2
+            # After a long block of the loop heartbeats are still unread, and by a clock that was set (or a machine that
+            # slept) they are of another time: nobody may be taken for silent yet.
+            before, ahead = ahead, self._clock() - loop.time()
+            listened = loop.time() - due < most and abs(ahead - before) < most
             self._handle(Tick(self._bus.connected and listened))
             due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)

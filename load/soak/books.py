@@ -173,13 +173,9 @@ def marks_of(rows: Iterable[RequestMetrics]) -> list[tuple[str, Mark]]:
     return found
 
 
-def unexplained_marks(marks: Iterable[tuple[str, Mark]], faults: Sequence[Fault]) -> list[str]:
-    """Those outside every fault's time, in words."""
-    return [
-        f"{request} was {mark.mark} at {mark.decided_at:.2f}"
-        for request, mark in marks
-        if explained_mark(mark, faults) is None
-    ]
+def stray_marks(marks: Iterable[tuple[str, Mark]], faults: Sequence[Fault]) -> list[tuple[str, Mark]]:
+    """Those outside every fault's time."""
+    return [(request, mark) for request, mark in marks if explained_mark(mark, faults) is None]
 
 
 def recoveries(
@@ -225,6 +221,17 @@ def short_between(shortage: Sequence[tuple[float, float]], began_at: float, ende
     before = [total for at, total in shortage if at <= began_at] or [shortage[0][1]]
     after = [total for at, total in shortage if at >= ended_at + REFRESH_S] or [shortage[-1][1]]
     return max(0.0, after[0] - before[-1])
+
+
+STARVED_S, STARVED_SHARE = 5.0, 0.9
+"""A lease, two renewals and a front door's patience: who had no processor for nearly all of that cannot keep them."""
+
+
+def is_starved(shortage: Sequence[tuple[float, float]], at: float) -> bool:
+    """Whether the machine was short of something for nearly all of the last `STARVED_S`. ``shortage``: as above; where
+    the machine does not say, it was not."""
+    seconds = STARVED_S + REFRESH_S
+    return bool(shortage) and short_between(shortage, at - STARVED_S, at) >= STARVED_SHARE * seconds
 
 
 def longest_excess_s(levels: Sequence[Level], faults: Sequence[Fault] = ()) -> float:

@@ -74,6 +74,7 @@ async def soak(options: Options, progress: Progress) -> Report:
             two_leaders=run.watch.two_leaders,
             still=run.still,
             problems=run.problems,
+            shortage=run.watch.shortage,
         )
     )
 

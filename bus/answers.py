@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
 
 from bus.errors import AnswerFailedError, BusError, BusTimeoutError, NoRespondersError
 from bus.interface import BusMessage
@@ -54,20 +53,16 @@ class Answers:
                 raise AnswerFailedError(self._subject, answer.headers[SERVICE_ERROR])
         return answer
 
-    async def until(self, idle_timeout_s: float, deadline_s: float) -> AsyncGenerator[BusMessage, None]:
-        """Every reply, until the caller closes the generator. Raises as `next`, and `BusTimeoutError` after
-        ``idle_timeout_s`` of silence or ``deadline_s`` in all."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_s
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                raise BusTimeoutError(self._subject, deadline_s)
-            try:
-                answer = await self.next(min(idle_timeout_s, left))
-            except TimeoutError:
-                raise BusTimeoutError(self._subject, min(idle_timeout_s, left)) from None
-            yield answer
+    async def next_of_many(self, idle_timeout_s: float, deadline: float, deadline_s: float) -> BusMessage:
+        """The next reply. Raises as `next`, and `BusTimeoutError` after ``idle_timeout_s`` of silence or at
+        ``deadline``, a time of the loop, which is ``deadline_s`` after the question."""
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise BusTimeoutError(self._subject, deadline_s)
+        try:
+            return await self.next(min(idle_timeout_s, left))
+        except TimeoutError:
+            raise BusTimeoutError(self._subject, min(idle_timeout_s, left)) from None
 
 
 def _expire(waiter: asyncio.Future[None]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 
 from bus.answers import Answers
 from bus.errors import BusTimeoutError, ClosedError, NotConnectedError, PayloadTooLargeError, WrongRevisionError
@@ -236,11 +235,11 @@ class MemoryBus:
         self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
     ) -> AsyncGenerator[BusMessage, None]:
         answers = Answers(subject)
+        deadline = asyncio.get_running_loop().time() + deadline_s
         inbox = self._ask(subject, payload, None, answers)
         try:
-            async with aclosing(answers.until(idle_timeout_s, deadline_s)) as replies:
-                async for answer in replies:
-                    yield answer
+            while True:
+                yield await answers.next_of_many(idle_timeout_s, deadline, deadline_s)
         finally:
             self._asked(inbox, answers)
 

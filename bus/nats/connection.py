@@ -15,7 +15,6 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -373,11 +372,11 @@ class NatsBus:
         self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
     ) -> AsyncGenerator[BusMessage, None]:
         answers = Answers(subject)
+        deadline = asyncio.get_running_loop().time() + deadline_s
         inbox = self._ask(subject, payload, None, answers)
         try:
-            async with aclosing(answers.until(idle_timeout_s, deadline_s)) as replies:
-                async for answer in replies:
-                    yield answer
+            while True:
+                yield await answers.next_of_many(idle_timeout_s, deadline, deadline_s)
         finally:
             self._dropped += answers.dropped
             self._replies.close(inbox)

@@ -37,7 +37,10 @@ class FastParser(Parser):
                 await self._finish()
             data = bytes(self.buf)
             self.buf.clear()
-        self.buf.extend(await self._take_whole(data))
+        left = self.take_now(data)
+        if left is not data:
+            await self._client.pause()
+        self.buf.extend(left)
         if self.buf:
             await super().parse()
 
@@ -55,18 +58,21 @@ class FastParser(Parser):
         else:
             self._client.take_bytes(taker, of["subject"], payload, headers, of["reply"])
 
-    async def _take_whole(self, data: bytes) -> bytes:
-        """All messages at the beginning that have come as a whole and may be taken at once; returns what is left."""
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing waits for its other half."""
+        return not self.buf and self.state == AWAITING_CONTROL_LINE
+
+    def take_now(self, data: bytes) -> bytes:
+        """All messages at the beginning of ``data`` that have come as a whole and may be taken at once; returns what is
+        left."""
         take, position = self._client.take_bytes, 0
         while (found := self._whole(data, position)) is not None:
             taker, words, head, start, end = found
             reply = words[3] if len(words) == (6 if head else 5) else b""
             take(taker, words[1], data[start + head : end], data[start : start + head] if head else None, reply)
             position = end + 2
-        if not position:
-            return data
-        await self._client.pause()
-        return data[position:]
+        return data[position:] if position else data
 
     def _taker(self, sid: int, *, with_headers: bool) -> DirectBytes | None:
         """Who takes a message of this subscription as it is, now."""

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from bus import subjects
 from bus.errors import BusError, BusTimeoutError, NoRespondersError
 from bus.interface import Bus
-from schemas.admit import AdmitReply, Granted, Held, Refused
+from schemas.admit import AdmitReply, Granted, Refused
 from schemas.base import BadMessageError, from_msgpack, to_msgpack
 from schemas.index import RecogniseReply
 from services.ingress.effects import AskAdmission, AskIndexer
@@ -36,12 +36,19 @@ async def ask(
     A held request whose keep-alive stops is asked once more by its id: a new leader may have taken over, and the
     same question has the same grant (schemas.admit).
     """
+    payload = to_msgpack(effect.question)
     held = True
     while held:
         held = False
         try:
-            async with aclosing(_replies(bus, effect, idle_s)) as replies:
-                async for reply in replies:
+            left_s = _left_s(effect)
+            if left_s <= MARGIN_S:
+                raise NoDecisionError("hold_timeout")
+            idle_timeout_s = min(idle_s, left_s)
+            replies = bus.request_many(effect.subject, payload, idle_timeout_s=idle_timeout_s, deadline_s=left_s)
+            async with aclosing(replies) as messages:
+                async for message in messages:
+                    reply: AdmitReply = from_msgpack(message.payload, AdmitReply)  # type: ignore[arg-type]
                     if not counts(reply):
                         continue
                     yield reply
@@ -85,14 +92,3 @@ async def ask_indexer(bus: Bus, effect: AskIndexer, *, deadline_s: float) -> Rec
 
 def _left_s(effect: AskAdmission) -> float:
     return effect.question.deadline_ms / 1000 - time.time()
-
-
-async def _replies(bus: Bus, effect: AskAdmission, idle_s: float) -> AsyncGenerator[Granted | Refused | Held, None]:
-    left_s = _left_s(effect)
-    if left_s <= MARGIN_S:
-        raise BusTimeoutError(effect.subject, 0.0)
-    payload = to_msgpack(effect.question)
-    answers = bus.request_many(effect.subject, payload, idle_timeout_s=min(idle_s, left_s), deadline_s=left_s)
-    async with aclosing(answers) as messages:
-        async for message in messages:
-            yield from_msgpack(message.payload, AdmitReply)  # type: ignore[arg-type]

@@ -338,7 +338,7 @@ class IngressCore:
             outcome, reason = ("client_error" if status < 500 else "upstream_error"), "engine_status"
         elif event.answer.error is not None:
             outcome, reason = "upstream_error", "in_band_error"
-        elif event.answer.unreadable and not event.answer.data_lines:
+        elif event.answer.unreadable and not event.answer.data_lines and not record.request.passed:
             outcome, reason = "upstream_error", "bad_answer"  # a login page, half a document, nothing at all
         elif record.request.stream and not event.answer.complete:
             outcome, reason = "upstream_lost", "incomplete_answer"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from services.ingress import events
+from services.ingress.answers import AnswerFacts
 from services.ingress.effects import AskAdmission, CountPrompt, Forward
 from services.ingress.endpoints import Endpoint
 from services.ingress.errors import BadRequestError
@@ -145,3 +146,16 @@ def test_an_unknown_api_takes_no_worker_from_others() -> None:
             events.RequestFailed(request_id="r"),
         )
     assert house.core.breaker.states(house.now) == {}
+
+
+@pytest.mark.parametrize("endpoint", ["embeddings", "passthrough"])
+def test_what_is_passed_on_need_not_be_json(endpoint: Endpoint) -> None:
+    """A batch's results are lines of JSON, speech is sound: completed, whatever we can read of it."""
+    house = Scene("a")
+    house.play(received(endpoint), granted("r", "a"))
+    house.play(
+        events.FirstByte(request_id="r", attempt=0, status=200),
+        events.AnswerEnded(request_id="r", attempt=0, answer=AnswerFacts(unreadable=1, complete=True)),
+    )
+    end, _ = house.end()
+    assert (end.outcome, end.reason) == ("completed", None)

@@ -49,7 +49,9 @@ def _system(system: Any, dialect: Dialect) -> str:
 
 
 def _said_by_system(content: Any) -> str:
-    return "".join(text for text in texts_of(content) if not text.startswith(BILLING_LINE))
+    """The texts without Claude Code's attribution line; no other block of the system is shown."""
+    texts = texts_of([block for block in content if type_of(block) == "text"] if isinstance(content, list) else content)
+    return "".join(text for text in texts if not text.startswith(BILLING_LINE))
 
 
 def _message(role: str, content: Any, dialect: Dialect) -> list[Message]:

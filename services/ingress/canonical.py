@@ -55,18 +55,18 @@ def conversation_of(prompt: ChatPrompt, dialect: Dialect = "vllm", *, system_fir
 
 
 def _with_known_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have the members that vLLM knows, in its order."""
+    """A message whose calls have their members in vLLM's order: those that it knows first."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not all(is_object(call) and is_object(call.get("function")) for call in calls):
         return message
-    known = [_members(call, "id", "function", "type") for call in calls]
+    known = [_in_order(call, "id", "function", "type") for call in calls]
     for call in known:
-        call["function"] = _members(call["function"], "arguments", "name")
+        call["function"] = _in_order(call["function"], "arguments", "name")
     return message | {"tool_calls": known}
 
 
-def _members(value: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value[name] for name in names if name in value}
+def _in_order(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value[name] for name in names if name in value} | value
 
 
 def shown_tool(tool: Any) -> Any:

@@ -14,6 +14,7 @@ from services.ingress.contents import BILLING_LINE, Dialect, is_object, parts_of
 from services.ingress.errors import TemplateError
 
 _PLAIN = ("user", "assistant")
+_REFERENCE = "tool_reference"
 _SAID_BESIDE = ("name", "task")
 
 
@@ -36,7 +37,7 @@ def _prepared(message: Mapping[str, Any], dialect: Dialect, loops_over_parts: bo
         content = _without_billing_line(content)
     said: dict[str, Any] = {"role": role}
     if role == "tool":
-        said |= {"content": _result(content), "tool_call_id": message.get("tool_call_id")}
+        said |= {"content": _result(content, loops_over_parts), "tool_call_id": message.get("tool_call_id")}
     else:
         said["content"] = _parts(content) if loops_over_parts else "\n".join(texts_of(content))
     if role == "assistant":
@@ -53,14 +54,19 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts_of(content)]
 
 
-def _result(content: Any) -> Any:
-    """A tool's result is one text, also to a template that loops over parts; names of tools stay parts."""
+def _result(content: Any, loops_over_parts: bool) -> Any:
+    """A tool's result is one text, also to a template that loops over parts, but for names of tools: they stay parts
+    there."""
     parts = parts_of(content)
-    if any(type_of(part) == "tool_reference" for part in parts):
-        return [
-            part if type_of(part) == "tool_reference" else {"type": "text", "text": text_of(part)} for part in parts
-        ]
-    return "\n".join(texts_of(content))
+    named = [str(part.get("name")) if type_of(part) == _REFERENCE else None for part in parts]
+    if not any(named):
+        return "\n".join(texts_of(content))
+    shown = [(text_of(part) or "" if name is None else name, name) for part, name in zip(parts, named, strict=True)]
+    if not loops_over_parts:
+        return "\n".join(text for text, _ in shown)
+    return [
+        {"type": "text", "text": text} if name is None else {"type": _REFERENCE, "name": name} for text, name in shown
+    ]
 
 
 def _of_assistant(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class Reference:
         return self._messages.to_chat_completion_request(
             request,
             merge_inline_system=self._messages._detect_merge_inline_system(template),
-            disabled_thinking_effort=body.get("_disabled_effort", "none"),
         )
 
 

@@ -76,6 +76,8 @@ class Leaver:
         try:
             with suppress(ConnectionError):
                 await self._until_it_leaves(reader, writer, heard)
+        except asyncio.IncompleteReadError as error:
+            raise AssertionError(f"{self.name} ({self.point}) was left by the door: {error.partial!r}") from error
         finally:
             if self._resets:
                 writer.transport.abort()

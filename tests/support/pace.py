@@ -37,18 +37,23 @@ class Stopwatch:
         """Seconds since it was made, whatever happened in them."""
         return time.monotonic() - self._began
 
+    async def lost_s(self) -> float | None:
+        """Seconds since it was made in which the machine was short of processors or of its disk; ``None`` where it does
+        not say."""
+        await asyncio.sleep(REFRESH_S)
+        short = short_s()
+        return None if short is None or self._short is None else short - self._short
+
     async def within(self, limit_s: float) -> None:
         """Raises `AssertionError` when it took longer than ``limit_s``, not counting the seconds in which the machine
         was short of processors or of its disk."""
         took_s = self.took_s
         if took_s <= limit_s:
             return
-        await asyncio.sleep(REFRESH_S)
-        short = short_s()
-        if short is None or self._short is None:
+        lost_s = await self.lost_s()
+        if lost_s is None:
             assert took_s <= WITHOUT_PRESSURE * limit_s
             return
-        lost_s = short - self._short
         assert took_s - lost_s <= limit_s, f"took {took_s:.2f} s; the machine was short of something for {lost_s:.2f} s"
 
 

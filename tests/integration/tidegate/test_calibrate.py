@@ -19,6 +19,7 @@ from services.admission.estimators.calibrations import CalibrationTable
 from services.admission.estimators.reload_cost import H100_8B
 from tests.integration.engine.engines import RunningEngine, running_engine, until
 from tests.support.nats import NatsServer
+from tests.support.pace import WITHOUT_PRESSURE, Stopwatch
 from tests.support.processes import HelperProcess, start_process
 from tidegate.calibrate.run import Wishes
 from tidegate.calibrate.run import calibrate as run_calibration
@@ -29,6 +30,8 @@ SIM = ("--profile", "h100-8b")
 SHORT = ("--contexts", "1000,2000,4000", "--runs", "1")
 TOLERANCE, SLACK_S = 0.07, 0.010
 """A busy machine adds milliseconds; the constant of each iteration is 5 %, which PR(n) leaves out."""
+RUNS = 15
+"""Of one calibration: the time that the machine was short of processors is spread over them."""
 
 
 @asynccontextmanager
@@ -51,8 +54,10 @@ async def test_a_known_engine_gives_its_curve_and_admission_can_read_it(
     """Spec scheduling §4.2: PR(n) of the profile that the engine runs by; stored under the documented key."""
     async with running_engine(tmp_path, *SIM) as engine:
         options = (engine.url, "--max-context", "16000", "--nats", nats_server.url, "--json")
+        since = Stopwatch()
         async with calibrate(tmp_path, *options) as process:
             assert await process.wait() == 0, process.output
+            lost_s = await since.lost_s()
             found = told(process)
             assert "measuring contexts of 1000, 2000, 4000, 8000, 16000 tokens, 3 times each" in process.stderr
     assert (found["stored"], found["not_stored"]) == (True, None)
@@ -65,10 +70,11 @@ async def test_a_known_engine_gives_its_curve_and_admission_can_read_it(
     table.take(entry.key, entry.value)
     curve = table.find("sim-8b", "vllm", 412_000)
     assert curve is not None
+    slack_s = WITHOUT_PRESSURE * SLACK_S if lost_s is None else SLACK_S + lost_s / RUNS
     for tokens in (4000, 8000, 12_000, 16_000):
         wanted = H100_8B.seconds(tokens)
-        assert abs(curve.cost.seconds(tokens) - wanted) <= TOLERANCE * wanted + SLACK_S, curve.stored
-    assert curve.stored.worst < 0.15
+        assert abs(curve.cost.seconds(tokens) - wanted) <= TOLERANCE * wanted + slack_s, (lost_s, curve.stored)
+    assert curve.stored.worst < 0.15 + (slack_s - SLACK_S) / H100_8B.seconds(1000)
     assert not curve.stored.forced
 
 

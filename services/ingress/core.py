@@ -19,6 +19,7 @@ from schemas.request import (
 from schemas.session import engine_session_id
 from schemas.worker import WorkerState
 from services.ingress import events, placement, recognising, waiting
+from services.ingress.answers import AnswerFacts
 from services.ingress.breaker import FAILED_REASONS, FAILED_STATUSES, Breaker, BreakerRules
 from services.ingress.effects import (
     Answer,
@@ -342,9 +343,13 @@ class IngressCore:
             outcome, reason = "upstream_error", "bad_answer"  # a login page, half a document, nothing at all
         elif record.request.stream and not event.answer.complete:
             outcome, reason = "upstream_lost", "incomplete_answer"
-        return self._end(
+        effects = self._end(
             record, Ending(outcome=outcome, at=now, reason=reason, status=record.status, answer=event.answer)
         )
+        if reason == "incomplete_answer" and not record.request.passed:
+            # An HTTP/1.0 engine that dies ends its stream as one that is done: its client must not take it for whole.
+            return [self._broken(record, 502, reason, event.answer, "The engine's answer ended too soon"), *effects]
+        return effects
 
     def _retry_or_fail(self, record: Record, event: events.AnswerFailed, now: float) -> list[Effect]:
         self._judge(record, None, event.reason, now)
@@ -379,21 +384,19 @@ class IngressCore:
             outcome = "upstream_lost"
         return [
             CloseUpstream(record.request_id, record.attempt),
-            self._broken(record, status, event, "The engine's answer broke off"),
+            self._broken(record, status, event.reason, event.answer, "The engine's answer broke off"),
             *self._end(
                 record,
                 Ending(outcome=outcome, at=now, reason=event.reason, status=record.status, answer=event.answer),
             ),
         ]
 
-    def _broken(
-        self, record: Record, status: int, event: events.AnswerFailed | events.RequestFailed, message: str
-    ) -> BreakOff:
+    def _broken(self, record: Record, status: int, reason: str, answer: AnswerFacts | None, message: str) -> BreakOff:
         if not record.request.stream:
             return BreakOff(record.request_id, b"")
-        text = f"{message}: {event.reason.replace('_', ' ')}."
-        number = event.answer.next_number if event.answer is not None else 0
-        return BreakOff(record.request_id, error_event(record.request.endpoint, status, event.reason, text, number))
+        text = f"{message}: {reason.replace('_', ' ')}."
+        number = answer.next_number if answer is not None else 0
+        return BreakOff(record.request_id, error_event(record.request.endpoint, status, reason, text, number))
 
     def _may_retry(self, record: Record, now: float) -> bool:
         """Once, before the first byte, and only if another worker is there."""
@@ -422,7 +425,7 @@ class IngressCore:
 
     def _give_up(self, record: Record, event: events.RequestFailed, now: float) -> list[Effect]:
         if record.state == "streaming":
-            said: Effect = self._broken(record, 500, event, "Tidegate failed")
+            said: Effect = self._broken(record, 500, event.reason, event.answer, "Tidegate failed")
         else:
             message = f"Tidegate failed: {event.reason.replace('_', ' ')}."
             said = waiting.failure(record, 500, event.reason, message)

@@ -471,9 +471,10 @@ def test_an_error_inside_the_stream() -> None:
 
 
 def test_a_stream_without_its_last_word_was_lost() -> None:
-    """A stream that closed cleanly but never finished is no completed answer."""
+    """A stream that closed cleanly but never finished is no completed answer, and its client is told."""
     scene = dispatched("w1", stream=True)
-    scene.play(first_byte(), ended(answer=AnswerFacts(data_lines=2)))
+    effects = scene.play(first_byte(), ended(answer=AnswerFacts(data_lines=2)))
+    assert b"incomplete_answer" in only(effects, BreakOff).event
     end, _ = scene.end()
     assert (end.outcome, end.reason) == ("upstream_lost", "incomplete_answer")
     assert end.usage == Usage(input_tokens=10, output_tokens=2, estimated=True)

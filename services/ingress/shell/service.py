@@ -44,7 +44,8 @@ from web.tls import client_tls
 log = EventLog(__name__)
 
 TICK_S = 1.0
-PROGRESS_PARTS = 20
+PROGRESS_PARTS, PROGRESS_REQUESTS = 20, 50
+"""Into how many parts of a second the requests' progress is spread at most, and how many requests are one part."""
 FIRST_WORKER_S = 1.5
 """How long a front door that starts listens to the bus before it listens to clients: bridges speak every second, and
 who knows no worker yet refuses."""
@@ -322,8 +323,9 @@ class IngressService:
         """Over each second: how far the streams are. A thousand at once are 15 ms of work, for which everybody else
         would wait, and on a busy machine ten times as long."""
         while True:
-            for _ in self._dispatcher.progress(PROGRESS_PARTS):
-                await asyncio.sleep(TICK_S / PROGRESS_PARTS)
+            parts = min(PROGRESS_PARTS, 1 + self.in_flight // PROGRESS_REQUESTS)
+            for _ in self._dispatcher.progress(parts):
+                await asyncio.sleep(TICK_S / parts)
 
     async def _hears(self) -> bool:
         """Whether the bus answers now: on one that hangs, the workers' silence is not theirs."""

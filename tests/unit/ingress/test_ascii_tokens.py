@@ -42,7 +42,8 @@ def trained() -> dict[str, Any]:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=1_500, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([path.read_text("utf-8") for path in Path(__file__).parent.glob("test_c*.py")], trainer)
+    texts = [path.read_text("utf-8") for path in Path(__file__).parent.glob("test_c*.py")]
+    tokenizer.train_from_iterator(texts, trainer)
     added = [AddedToken("<|im_start|>", normalized=False, special=True), AddedToken("<think>", normalized=False)]
     tokenizer.add_tokens([*added, AddedToken("<|im_start|>x", normalized=False)])
     definition: dict[str, Any] = json.loads(tokenizer.to_str())

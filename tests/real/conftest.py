@@ -19,7 +19,7 @@ async def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = str(Path(__file__).parents[1] / "support" / "tiny_model.py")
     builder = await start_process([python, script, str(directory / "model")], directory, name="builder")
     try:
-        assert await builder.wait(90) == 0, builder.output
+        assert await builder.wait(300) == 0, builder.output
     finally:
         await builder.close()
     return directory / "model"

@@ -11,23 +11,30 @@ import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
 
+from bus.subjects import INDEX_MATCH
+from kvcore.hashing import pack_chain
+from schemas.base import from_msgpack, to_msgpack
+from schemas.index import MatchReply, MatchRequest
+from schemas.trace import RequestMetrics
 from tests.real.house import Conversation, House, assert_predicted, running_house, summed, system_prompt
 from tests.support.processes import eventually, start_process
 from tests.support.vllm import BLOCK_SIZE, MODEL, Vllm, interpreter
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 KV_BLOCKS = 161
 """One is vLLM's null block; 160 of 32 tokens hold four sessions of 1,200 tokens and little else."""
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -139,6 +146,103 @@ async def test_salt_tools_and_parts_are_counted_as_vllm_counts_them(house: House
     assert engine.prefix(tokens, "tenant-a") > 5
     assert engine.prefix(tokens) == 0
     await house.agree(tokens)
+
+
+async def test_messages_are_counted_as_vllm_counts_them(house: House) -> None:
+    """System blocks (Claude Code's attribution line among them), tools, a tool's call and its result with blocks: our
+    count is vLLM's usage and its `count_tokens`, and what is cached from the second time on is what was said. A text,
+    one block of it and one with a cache mark are the same."""
+    name = conversation(house, "messages").session
+    call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "/größe", "n": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "line <one> & 東京"}]}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.abc; cc_entrypoint=cli;"},
+            {"type": "text", "text": system_prompt(name, 200), "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be brief."},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "First."}, {"type": "text", "text": "Second."}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "Go on."}]},
+        ],
+        "tools": [{"name": "read_file", "description": "Reads.", "input_schema": TOOLS[0]["function"]["parameters"]}],
+        "tool_choice": {"type": "none"},
+    }
+    address = house.system.url
+    async with anthropic.AsyncAnthropic(base_url=address, api_key="none", max_retries=0, timeout=60) as client:
+        counts: list[int] = []
+        for number in range(1, 5):
+            counts.append((await client.messages.count_tokens(**asked)).input_tokens)
+            headers = {"x-dynamo-session-id": name, "x-request-id": f"{name}#{number}"}
+            answer = await client.messages.create(**asked, max_tokens=8, extra_headers=headers)
+            rows = await house.rows_of(name)
+            assert rows[-1].replay is not None
+            assert rows[-1].replay.input_length == counts[-1] == whole_prompt(answer.usage)
+            if number == len(SHAPES) + 1:
+                break
+            asked["messages"] += [
+                {"role": "assistant", "content": "Done."},
+                {"role": "user", "content": SHAPES[number]},
+            ]
+            await settled(house, rows[-1])
+    assert {after - before for before, after in pairwise(counts)} == {counts[1] - counts[0]}
+    assert_predicted(rows)
+    assert rows[-1].cached_tokens
+
+
+SHAPES: dict[int, Any] = {
+    1: "Again and again.",
+    2: [{"type": "text", "text": "Again and again."}],
+    3: [{"type": "text", "text": "Again and again.", "cache_control": {"type": "ephemeral"}}],
+}
+
+
+def whole_prompt(usage: anthropic.types.Usage) -> int:
+    """What came from the cache and what was put into it stand beside what did neither (vllm-project/vllm #40912)."""
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+
+
+async def test_responses_are_counted_as_vllm_counts_them(house: House) -> None:
+    """Instructions, a developer's message, tools, a thought, a call and its output: our count is vLLM's usage."""
+    name = conversation(house, "responses").session
+    items: list[Any] = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": system_prompt(name, 200)}]},
+        {"type": "message", "role": "user", "content": "First."},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "read_file", "arguments": '{"path": "/größe", "n": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "line <one> & 東京"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
+    ]
+    tool = {"type": "function", "strict": False, **TOOLS[0]["function"]}
+    create: Any = house.client.responses.create
+    for number in range(1, 4):
+        headers = {"x-dynamo-session-id": name, "x-request-id": f"{name}#{number}"}
+        asked = {"model": MODEL, "instructions": "Be brief.", "tools": [tool], "tool_choice": "none", "input": items}
+        answer = await create(**asked, max_output_tokens=8, store=False, extra_headers=headers)
+        rows = await house.rows_of(name)
+        assert rows[-1].replay is not None
+        assert rows[-1].replay.input_length == answer.usage.input_tokens
+        said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
+        items += [said, {"type": "message", "role": "user", "content": f"Again {number}."}]
+        await settled(house, rows[-1])
+    assert_predicted(rows)
+    assert rows[-1].cached_tokens
+
+
+async def settled(house: House, row: RequestMetrics) -> None:
+    """The index has what vLLM stored of this prompt, as after a tool call."""
+    assert row.replay is not None
+    assert row.replay.trace_block_size == BLOCK_SIZE
+    whole = row.replay.input_sequence_hashes[: row.replay.input_length // BLOCK_SIZE]
+    question = MatchRequest(model=MODEL, block_size=BLOCK_SIZE, chain=pack_chain(whole))
+    async with asyncio.timeout(30):
+        while True:
+            answer = await house.bus.request(INDEX_MATCH, to_msgpack(question), timeout_s=2)
+            if any(match.blocks.reach >= len(whole) for match in from_msgpack(answer.payload, MatchReply).matches):
+                return
+            await asyncio.sleep(0.02)
 
 
 async def test_text_and_token_prompts(house: House) -> None:

@@ -30,7 +30,7 @@ MODEL = "tiny"
 BLOCK_SIZE = 32
 """vLLM's attention on CPU takes multiples of 32 only."""
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0
 _END = b"\xff" * 8
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -67,7 +67,7 @@ async def test_rows_on_the_disk_are_the_requests_that_ended(tmp_path: Path) -> N
     config.write_text(SETTINGS)
     async with running_system(tmp_path, "--config", str(config)) as system:
         chaos = Chaos(system)
-        client = WorkloadClient(system.url, system.addresses["model"], timeout_s=60.0, failure_pause_s=0.5)
+        client = WorkloadClient(system.url, system.addresses["model"], timeout_s=180.0, failure_pause_s=0.5)
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(client.run(plan(SHAPE, run_id="chaos"), chaos.on_end))

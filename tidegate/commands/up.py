@@ -27,7 +27,9 @@ from tidegate.supervisor.system import System
 
 
 @click.command("up")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Of the front door (default 8080; 0: any).")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), help="Of the front door (default 8080; 0: any, and for the rest too)."
+)
 @click.option("--host", metavar="ADDRESS", help="Where the front door listens (default 127.0.0.1).")
 @click.option("--engines", type=click.IntRange(min=1), metavar="N", help="Simulated engines to start (default 2).")
 @click.option(

@@ -53,7 +53,9 @@ class System:
     """Children of one workdir.
 
     ``nats_url``: somebody else's bus to use, ``None``: start one. ``usual_ports``: prefer the well-known ports for what
-    has no option (a system that stays up); otherwise any. ``overrides``: settings by section that win over ours.
+    has no option (a system that stays up); otherwise any, as where the front door may have any: who says so does not
+    mind, and two such systems that start together would race for them. ``overrides``: settings by
+    section that win over ours.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class System:
         self._nats_url = nats_url
         self._config = config.resolve() if config else None
         self._secrets = self._workdir / "secrets" if settings.secure else None
-        self._usual_ports = usual_ports
+        self._usual_ports = usual_ports and settings.port != 0
         self._overrides = overrides
         self._on_event = on_event
         self._supervisor: Supervisor | None = None

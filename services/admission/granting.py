@@ -47,6 +47,7 @@ def grant_turn(
     decision = _decision(state, facts, ask, placement, grant, policy, now)
     _count(state.counters, decision)
     placed(record, decision)
+    record.named = now  # by us: nobody else had reason to while it waited
     resumed = state.runs_again(record, "granted", now)
     told = state.turn_placed(record, now)
     indexed = ask.index.indexed(chosen) if ask.index is not None else None

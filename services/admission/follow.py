@@ -25,8 +25,8 @@ STANDBY_KEEPS_LOST_S = 60.0
 """How long a standby leaves the requests of a lost ingress to the leader, in seconds."""
 
 UNNAMED_S = 3.0
-"""A request that no fact has named for so long, and that a whole table of its ingress does not name, is over: its end
-was lost. Some tables' time, for facts that come late or out of order."""
+"""A request that no fact has named for so long, and that a whole table of its ingress made as long after its receipt
+does not name, is over: its end was lost. Some tables' time, for facts that come late or out of order."""
 
 BROKEN_OFF: frozenset[Outcome] = frozenset({"upstream_lost", "upstream_timeout"})
 """The engine failed under the answer: the session's next turn is placed without regard to it (DESIGN.md §8)."""
@@ -215,10 +215,13 @@ class Follower:
         known = self._state.requests.of(fact.ingress, fact.epoch)
         if fact.parts > 1 or len(known) <= len(fact.in_flight):
             return []
+        received_ms = fact.at_ms - UNNAMED_S * 1000
         unnamed = [
             record.request_id
             for record in known
-            if record.named <= now - UNNAMED_S and not self._deciding.waits(record.request_id)
+            if record.named <= now - UNNAMED_S
+            and record.received_ms <= received_ms
+            and not self._deciding.waits(record.request_id)
         ]
         effects: list[Effect] = []
         for request_id in sorted(unnamed):

@@ -190,6 +190,14 @@ class Consulting:
                 effects.append(AskPolicy(self._tickets, policy.name, dated, policy.deadline_ms, ask))
         return consultation, effects
 
+    def set_back(self, seconds: float) -> None:
+        """The clock was set back by so much: questions and rests end as soon as before."""
+        for _, asked in self._open.values():
+            asked.at -= seconds
+            asked.due -= seconds
+        for standing in self._standing.values():
+            standing.rests_until -= seconds
+
     def answered(self, ticket: int, answer: PolicyAnswer, now: float) -> Consultation | None:
         """The answer to question ``ticket``. Returns its consultation when that was the last one that it waited for."""
         entry = self._close(ticket, now)

@@ -130,6 +130,7 @@ class Deciding:
         """The clock was set back by so much: who waits has waited as long as before."""
         for ask in self._asks.values():
             ask.set_back(seconds)
+        self.users.consulting.set_back(seconds)
 
     def matched(self, ticket: int, reply: MatchReply, now: float) -> list[Effect]:
         """The index answered."""

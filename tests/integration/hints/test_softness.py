@@ -72,8 +72,14 @@ async def run(url: str, bus: NatsBus, directory: Path, lower: Lower | None) -> t
             scripted.worker(BLOCKS * 16)
             said = await play(engine, scripted)
             name = "tidegate_queue_depth", "hints_under_way"
-            await eventually(lambda: bool(scripted.commands) and metrics(process)[name] == 0)
-            page = metrics(process)
+            page: dict[tuple[str, ...], float] = {}
+
+            def none_is_under_way() -> bool:
+                """By one look at the page: more may be sent after it."""
+                page.update(metrics(process))
+                return bool(scripted.commands) and page[name] == 0
+
+            await eventually(none_is_under_way)
         await scripted.stop()
     outcomes: dict[str, float] = {}
     for (family, *labels), value in page.items():

@@ -188,7 +188,7 @@ async def test_wrong_setting_ends_with_a_sentence(tmp_path: Path) -> None:
     """Exit code 2 and one sentence naming the key."""
     async with python_process("services.bridge", "--set", "engine_url=ftp://x", directory=tmp_path) as process:
         assert await process.wait() == 2
-        assert "engine_url: must be the http URL of an engine" in process.stderr
+        assert "engine_url: must be the http or https URL of an engine" in process.stderr
         assert "Traceback" not in process.stderr
     async with python_process("services.indexer", "--set", "max_blocks=0", directory=tmp_path) as process:
         assert await process.wait() == 2

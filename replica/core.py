@@ -132,7 +132,7 @@ class Replica:
                 if self._queue.close(event.worker, event.ticket):
                     self._snapshot_failed(event.worker, event.ticket, event.reason, now, effects)
             case RequestEnded():
-                self._ended(event.end, effects)
+                self._ended(event.end)
             case PromptPlaced():
                 self._placed(event.placed, now)
             case Tick():
@@ -429,7 +429,7 @@ class Replica:
         expected = Expected(fact.worker, fact.rank, blocks, most, fact.block_size, judged, source.spell)
         self.expectations.placed(fact.request_id, expected)
 
-    def _ended(self, end: RequestEnd, effects: list[ReplicaEffect]) -> None:
+    def _ended(self, end: RequestEnd) -> None:
         expected, chain = self._over(end.request_id)
         if end.worker is None or end.rank is None:
             return
@@ -451,7 +451,7 @@ class Replica:
         if shared and expected.block_size:
             # What it found in its shared pool is no news of its own tiers, and no fault of their index if it did not.
             expected = replace(expected, most=max(expected.most, expected.blocks + -(-shared // expected.block_size)))
-        before, input_tokens = source.parity.problem, end.usage.input_tokens or 0
+        input_tokens = end.usage.input_tokens or 0
         predicted = None
         if expected.judged and reported is not None and input_tokens:
             predicted = expected.cached_tokens(input_tokens, reported)
@@ -461,8 +461,6 @@ class Replica:
         if expected.spell == source.spell:
             source.parity.stores(input_tokens - max(predicted or 0, reported or 0), size)
         source.parity.ended(predicted, reported)
-        self._alarm(source, before, effects)
-        self._tell(source, effects)
 
     def _indexed(self, source: Source, chain: bytes) -> int:
         """Blocks of the chain that the source's events have told of."""

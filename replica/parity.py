@@ -12,6 +12,8 @@ that were on their way to the same rank when it was placed (siblings of a fan-ou
 computed, or not: any report from what the index said up to that is agreement. So is what the index has learned of the
 request's chain by its end: an engine's events were on their way when it was placed, late and not wrong. Blocks that no
 event ever told of do not get there, for a request's own events tell only of what was not cached.
+A bridge that is gone tells of nothing, and that is no fault of the index: what a request shows counts when the second
+heartbeat after its end has come, and not if a hole was found or heartbeats stayed away meanwhile.
 
 And: ``silent_requests`` requests that should each have stored a block, without one event, mean that events are off or
 lost (``no_events``). Any event ends that, and a snapshot. Ends of requests may overtake events, so it is the bridge
@@ -30,6 +32,8 @@ MAX_CHAIN_BYTES = 128 * 1024
 
 BEATS_APART_S = 0.5
 """Heartbeats that come faster than this (the reader was busy) are one."""
+BEATS_STAY_AWAY_S = 3.0
+"""Heartbeats further apart than this say nothing about what ended between them (a bridge beats each second)."""
 
 _HASH_BYTES = 8
 
@@ -119,9 +123,12 @@ class SourceParity:
     since_event: int = 0
     silent: bool = False
     alarmed: bool = False
+    heard_at: float = float("-inf")
     _waited: int = 0
     _forwarded: int | None = None
     _beat_at: float = float("-inf")
+    _fresh: list[tuple[int, int]] = field(default_factory=list)
+    _seasoned: list[tuple[int, int]] = field(default_factory=list)
 
     def placed(self, request_id: str, chain: bytes) -> int:
         """A request goes to this source. Returns how many blocks of its chain those before it will have computed."""
@@ -144,6 +151,7 @@ class SourceParity:
 
     def beat(self, seq: int, now: float) -> None:
         """The source's bridge says that it has forwarded batches up to ``seq``. ``now``: seconds."""
+        self._count(now)
         if seq != self._forwarded:
             self._forwarded = seq
             self.event()
@@ -156,14 +164,13 @@ class SourceParity:
         """A request ended well on this source; cached tokens, ``None`` where not known or not to be judged."""
         if predicted is None or reported is None:
             return
-        self.numbers.append((predicted, reported))
-        self.predicted += predicted
-        self.reported += reported
-        if len(self.numbers) > self.rules.window:
-            old = self.numbers.popleft()
-            self.predicted -= old[0]
-            self.reported -= old[1]
-        self._judge()
+        self._fresh.append((predicted, reported))
+        del self._fresh[: -self.rules.window]
+
+    def interrupted(self) -> None:
+        """The source has a hole: whether what ended lately was judged by a whole index is not known."""
+        self._fresh.clear()
+        self._seasoned.clear()
 
     def event(self) -> None:
         """A batch of events of this source was applied, or is known to be on its way, or a snapshot stands for it."""
@@ -173,6 +180,7 @@ class SourceParity:
     def restarted(self) -> None:
         """The source began anew: what was measured of the old one says nothing."""
         self.on_their_way.clear()
+        self.interrupted()
         self.numbers.clear()
         self.predicted = self.reported = 0
         self.alarmed = False
@@ -184,6 +192,24 @@ class SourceParity:
         if self.alarmed:
             return "parity"
         return "no_events" if self.silent else None
+
+    def _count(self, now: float) -> None:
+        """A heartbeat came: what ended before the one before it counts."""
+        if self.heard_at <= now < self.heard_at + BEATS_APART_S:
+            return
+        if not self.heard_at <= now <= self.heard_at + BEATS_STAY_AWAY_S:
+            self.interrupted()
+        self.heard_at = now
+        for predicted, reported in self._seasoned:
+            self.numbers.append((predicted, reported))
+            self.predicted += predicted
+            self.reported += reported
+            if len(self.numbers) > self.rules.window:
+                old = self.numbers.popleft()
+                self.predicted -= old[0]
+                self.reported -= old[1]
+            self._judge()
+        self._seasoned, self._fresh = self._fresh, []
 
     def _judge(self) -> None:
         count = len(self.numbers)

@@ -70,6 +70,8 @@ class Source:
         measured = self.measured
         health, reason = self._judge(state)
         self.spell += self.measured and not measured
+        if measured and not self.measured:
+            self.parity.interrupted()
         if (health, reason) != (self.health, self.reason):
             self.health, self.reason = health, reason
             self.answers.clear()

@@ -140,6 +140,7 @@ def turn(at: Bridge, number: int, reported: int) -> WorkerMatch:
     indexed = match.blocks.reach if match.health == "synced" else match.indexed
     at.give(placed(number, LONG, indexed=indexed))
     at.give(ended(number, Usage(input_tokens=10 * BLOCK + 1, cached_tokens=reported)))
+    at.beats(2)
     return match
 
 
@@ -182,6 +183,34 @@ def test_an_index_that_knows_less_is_wrong_too() -> None:
     assert (match.health, match.reason, match.blocks.reach, match.indexed) == ("approximate", "parity", 10, 0)
 
 
+def lag(at: Bridge, numbers: range, indexed: int) -> None:
+    """Requests of which the engine finds more than the index said."""
+    for number in numbers:
+        at.give(placed(number, LONG, indexed=indexed))
+        at.give(ended(number, Usage(input_tokens=10 * BLOCK + 1, cached_tokens=10 * BLOCK)))
+
+
+def test_a_bridge_that_dies_makes_its_index_no_liar() -> None:
+    """Killed under load (seen in a soak): what its engine stored meanwhile nobody told. The requests of these seconds
+    are not held against the index, whether the next bridge finds a hole or the same one was cut off and goes on."""
+    at = bridge(parity_min_requests=4, parity_window=8, parity_floor_tokens=1, silent_requests=1000)
+    at.beats(3)
+    at.publish(stored(7))
+    lag(at, range(10), indexed=0)
+    at.epoch += 1
+    stream = RankStream(rank=0, incarnation=at.incarnation, seq=at.seq, state="catching_up", reason="connecting")
+    at.beat(streams=(stream,))
+    at.live(4)
+    assert (at.match().health, at.core.counters.parity_alarms) == ("synced", 0)
+    lag(at, range(10, 20), indexed=0)
+    at.tick(4.0)
+    at.live(4)
+    assert (at.match().health, at.core.counters.parity_alarms) == ("synced", 0)
+    lag(at, range(20, 30), indexed=0)
+    at.beats(2)
+    assert at.core.counters.parity_alarms == 1, "with its bridge there all the time it would be"
+
+
 def test_a_fan_out_is_no_disagreement() -> None:
     """Siblings with one new prefix are placed before the first is computed: the index rightly saw nothing, and the
     engine reports the prefix for all but one of them."""
@@ -196,6 +225,7 @@ def test_a_fan_out_is_no_disagreement() -> None:
         for number in requests:
             reported = 0 if number == requests[0] else 10 * BLOCK
             at.give(ended(number, Usage(input_tokens=11 * BLOCK + 1, cached_tokens=reported)))
+        at.beats(2)
     assert (at.match().health, at.core.counters.parity_alarms) == ("synced", 0)
 
 
@@ -215,6 +245,7 @@ def test_events_that_come_late_are_no_disagreement(told: bool) -> None:
                 hashes = list(range(1000 * burst, 1000 * burst + 10))
                 at.publish(msgspec.msgpack.encode([1.0, [["BlockStored", hashes, None, tokens, BLOCK]], 0]))
             at.give(ended(number, Usage(input_tokens=10 * BLOCK + 1, cached_tokens=reported)))
+        at.beats(2)
     assert at.match().health == ("synced" if told else "approximate")
     assert at.core.counters.parity_alarms == (0 if told else 1)
 
@@ -229,6 +260,7 @@ def test_only_what_the_index_was_asked_is_judged() -> None:
         at.give(placed(number + 2, LONG, indexed=10, worker="elsewhere"))
         for request in range(number, number + 4):
             at.give(ended(request, wrong, predicted=40))
+        at.beats(2)
     assert at.match().health == "synced"
     assert (at.core.predicted["w"], at.core.reported["w"]) == (1600, 0), "counted it is"
 
@@ -315,6 +347,7 @@ def test_any_history(history: list[tuple[str, int, bool]]) -> None:
     for number, (what, blocks, flag) in enumerate(history):
         match what:
             case "beat":
+                at.now += 1.0
                 at.beat(profile=PROFILE)
             case "mute":
                 at.beat(streams=(), profile=PROFILE)

@@ -14,48 +14,87 @@ def problem(parity: SourceParity) -> str | None:
     return parity.problem
 
 
+def judged(parity: SourceParity, times: int, predicted: int, reported: int | None) -> None:
+    """So many requests end, one between two heartbeats, until all of them count."""
+    beats(parity, 1)
+    for _ in range(times):
+        parity.ended(predicted, reported)
+        beats(parity, 1)
+    beats(parity, 1)
+
+
+def beats(parity: SourceParity, times: int) -> None:
+    """Heartbeats a second apart, each with news."""
+    for _ in range(times):
+        second = int(max(0.0, parity.heard_at)) + 1
+        parity.beat(second, float(second))
+
+
 RULES = ParityRules(window=16, min_requests=4, silent_requests=5)
 
 
 def test_a_wrong_prediction_alarms_and_heals() -> None:
     """User case A14: predicted 400, reported 0, persistently, raises the alarm; agreement ends it."""
     parity = SourceParity(RULES)
-    for _ in range(3):
-        parity.ended(400, 0)
+    judged(parity, 3, 400, 0)
     assert problem(parity) is None
-    parity.ended(400, 0)
+    judged(parity, 1, 400, 0)
     assert problem(parity) == "parity"
     parity.event()
-    for _ in range(13):
-        parity.ended(400, 400)
+    judged(parity, 13, 400, 400)
     assert problem(parity) == "parity"
-    for _ in range(2):
-        parity.ended(400, 400)
+    judged(parity, 2, 400, 400)
     assert problem(parity) is None
 
 
 def test_more_reported_than_predicted_alarms_too() -> None:
     """An index that has lost blocks is as wrong as one that invents them."""
     parity = SourceParity(RULES)
-    for _ in range(4):
-        parity.ended(0, 900)
+    judged(parity, 4, 0, 900)
     assert problem(parity) == "parity"
 
 
 def test_small_differences_are_no_alarm() -> None:
     """A block more or less a request is the engine's rounding (the last block is always recomputed)."""
     parity = SourceParity(RULES)
-    for _ in range(20):
-        parity.ended(32, 16)
-        parity.event()
+    judged(parity, 20, 32, 16)
     assert problem(parity) is None
 
 
 def test_requests_without_numbers_say_nothing_about_parity() -> None:
     """An engine that reports no cached tokens is not compared."""
     parity = SourceParity(RULES)
-    for _ in range(20):
-        parity.ended(4000, None)
+    judged(parity, 20, 4000, None)
+    assert problem(parity) is None
+
+
+def test_what_ends_counts_with_the_second_heartbeat_after_it() -> None:
+    """The first may have left a bridge that died since; those that come in a burst are one."""
+    parity = SourceParity(RULES)
+    beats(parity, 1)
+    for _ in range(8):
+        parity.ended(0, 400)
+    beats(parity, 1)
+    for _ in range(9):
+        parity.beat(2, 2.1)
+    assert problem(parity) is None
+    beats(parity, 1)
+    assert problem(parity) == "parity"
+
+
+@pytest.mark.parametrize("how", ["hole", "silence", "clock set back"])
+def test_what_ended_while_nothing_was_told_does_not_count(how: str) -> None:
+    """A hole that was found, or heartbeats that stayed away: the index was not whole, which is no disagreement."""
+    parity = SourceParity(RULES)
+    parity.beat(99, 99.0)
+    parity.beat(100, 100.0)
+    for _ in range(8):
+        parity.ended(0, 400)
+    after = {"hole": 101.0, "silence": 103.1, "clock set back": 40.0}[how]
+    if how == "hole":
+        parity.interrupted()
+    for more in range(4):
+        parity.beat(101 + more, after + more)
     assert problem(parity) is None
 
 
@@ -99,11 +138,11 @@ def test_events_that_are_still_on_their_way_are_no_silence() -> None:
 def test_a_restart_forgets() -> None:
     """A new incarnation is judged by its own requests."""
     parity = SourceParity(RULES)
-    for _ in range(6):
-        parity.ended(400, 0)
+    judged(parity, 6, 400, 0)
+    parity.ended(400, 0)
     parity.restarted()
     assert problem(parity) is None
-    parity.ended(400, 0)
+    judged(parity, 3, 400, 0)
     assert problem(parity) is None
 
 

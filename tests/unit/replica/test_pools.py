@@ -204,6 +204,8 @@ def test_what_a_pool_gave_is_no_news_of_the_rank_s_own_tiers(shared: int | None,
         at.give(placed(number, pack_chain(range(1000 * number, 1000 * number + 17)), indexed=0))
         end = ended(number, Usage(input_tokens=18 * BLOCK, output_tokens=1, cached_tokens=16 * BLOCK), 0).end
         at.give(RequestEnded(msgspec.structs.replace(end, predicted_shared_tokens=shared)))
+    at.workers["w"].now = at.now
+    at.workers["w"].beats(4)
     assert at.core.counters.parity_alarms == alarms
     assert at.core.predicted["w"] == 12 * (shared or 0)
 

@@ -4,7 +4,9 @@
 
 - The epoch of a leadership is the revision of the key at its take-over: it grows with every leader.
 - A holder renews every ``renew_s``. It stops leading by itself when its last renewal was sent 0.75 ``lease_s`` ago,
-  unless it is in doubt.
+  unless it is in doubt. An answer counts from when its renewal was sent, however late it comes (a server that is slow):
+  it is waited for as long as ``lease_s``.
+- One that stopped so leads again as soon as a renewal is taken: nobody has written the key since.
 - Others take over when they have seen the same revision for 0.85 ``lease_s`` in a bucket that could be written all the
   time: later than the holder stops (it sent the renewal before anybody saw it), and, with the time to notice, not
   later than ``lease_s`` after the holder's end. No clock is compared with another machine's.
@@ -21,6 +23,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -75,11 +78,13 @@ class Lease:
         self._looked = 0.0
         self._starting = True
         self._epoch: int | None = None
+        self.mine = False
+        """Whether we wrote the key's last revision that we know: we lead, or would if a renewal were taken."""
 
     def epoch(self, now: float) -> int | None:
         """Epoch of our leadership while it holds, else ``None``."""
         if self._epoch is not None and not self._holds(now):
-            self.lose()
+            self._epoch = None
         return self._epoch
 
     def unrenewed(self, now: float) -> None:
@@ -102,9 +107,14 @@ class Lease:
         """We do not lead any more, and wait like everybody else."""
         self._epoch = None
         self._seen = None
+        self.mine = False
+
+    def arrived(self, revision: int) -> None:
+        """The key is as we wrote it: a renewal came there whose answer did not come here."""
+        self._revision = revision
 
     def renewal(self) -> Claim:
-        """What a holder writes."""
+        """What a holder writes, and one that was: it is refused if anybody else wrote since."""
         return Claim(self._value(self._epoch or 0), self._revision)
 
     def given_back(self) -> Claim:
@@ -126,7 +136,7 @@ class Lease:
 
     def written(self, revision: int, sent: float) -> None:
         """Our claim, sent at ``sent``, was accepted as ``revision``."""
-        self._revision, self._renewed, self._doubted = revision, sent, None
+        self._revision, self._renewed, self._doubted, self.mine = revision, sent, None, True
         if self._epoch is None:
             self._epoch = revision
 
@@ -158,6 +168,7 @@ class Leadership:
     ) -> None:
         self._bus = bus
         self._key = key
+        self._lease_s = lease_s
         self._renew_s = renew_s
         self._changed = changed
         self._lease = Lease(instance, incarnation, lease_s)
@@ -181,14 +192,11 @@ class Leadership:
     async def run(self) -> None:
         """Lead whenever nobody else does, until cancelled or given back."""
         while not self._stopped:
-            pause_s = LOOK_S
+            began, pause_s = time.monotonic(), LOOK_S
             try:
-                async with asyncio.timeout(self._renew_s):
-                    await self._step()
+                await self._attempt()
                 if self.epoch is not None:
-                    pause_s = self._renew_s
-            except TimeoutError:
-                await self._doubt("late")
+                    pause_s = max(0.0, began + self._renew_s - time.monotonic())
             except BusError as error:
                 await self._doubt(error.reason)
             self._tell()
@@ -205,15 +213,52 @@ class Leadership:
         self._tell()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._bucket.update(self._key, msgspec.json.encode(claim.value), claim.revision)
+                await self._write_back(self._bucket, claim)
         except (BusError, TimeoutError) as error:
             log.warning("lease_not_given_back", key=self._key, error=error)
 
-    async def _doubt(self, reason: str) -> None:
-        """A step failed: if it was a renewal, is there anybody who could have taken it?"""
+    async def _write_back(self, bucket: KeyValue, claim: Claim) -> None:
+        payload = msgspec.json.encode(claim.value)
+        try:
+            await bucket.update(self._key, payload, claim.revision)
+        except WrongRevisionError:
+            # Either somebody took over, or a renewal that was under way came first.
+            entry = await bucket.get(self._key)
+            if entry is not None and self._lease.ours(_value(entry)):
+                await bucket.update(self._key, payload, entry.revision)
+
+    async def _attempt(self) -> None:
+        """One step, with patience: a server that is slow answers in the end. Not where nobody is there to answer."""
+        step = asyncio.ensure_future(self._step())
+        doubt: asyncio.Future[bool] | None = None
+        pause_s = self._renew_s
+        try:
+            async with asyncio.timeout(self._lease_s):
+                while not step.done():
+                    await asyncio.wait({step}, timeout=pause_s)
+                    self._tell()
+                    if step.done():
+                        break
+                    asked = time.monotonic()
+                    doubt = asyncio.ensure_future(self._doubt("late"))
+                    await asyncio.wait({step, doubt}, return_when=asyncio.FIRST_COMPLETED)
+                    if doubt.done() and doubt.result():
+                        return
+                    await _ended(doubt)
+                    pause_s = max(0.0, asked + self._renew_s - time.monotonic())
+            step.result()
+        except TimeoutError:
+            log.debug("lease_failed", key=self._key, reason="silence")
+        finally:
+            await _ended(step)
+            if doubt is not None:
+                await _ended(doubt)
+
+    async def _doubt(self, reason: str) -> bool:
+        """A renewal failed or is late: is there nobody who could take it?"""
         log.debug("lease_failed", key=self._key, reason=reason)
         if self._bucket is None or self.epoch is None:
-            return
+            return False
         try:
             async with asyncio.timeout(self._renew_s):
                 await self._bucket.check_writable(self._key)
@@ -222,13 +267,15 @@ class Leadership:
             if not self._doubt_told:
                 self._doubt_told = True
                 log.warning("leadership_in_doubt", key=self._key, epoch=self.epoch)
+            return True
         except (BusError, TimeoutError):
-            return
+            pass
+        return False
 
     async def _step(self) -> None:
         if self._bucket is None:
             self._bucket = await self._bus.key_value(BUCKET_LEADERS)
-        if self.epoch is None:
+        if not self._lease.mine:
             await self._look(self._bucket)
             return
         try:
@@ -239,15 +286,19 @@ class Leadership:
             if entry is None or not self._lease.ours(_value(entry)):
                 self._lease.lose()
             else:
-                await self._write(self._bucket, Claim(self._lease.renewal().value, entry.revision))
+                self._lease.arrived(entry.revision)
+                await self._write(self._bucket, self._lease.renewal())
 
     async def _look(self, bucket: KeyValue) -> None:
-        try:
-            await bucket.check_writable(self._key)
-        except NoRespondersError:
-            await bucket.get(self._key)  # makes a bucket that was lost
-            raise
-        entry = await bucket.get(self._key)
+        # Both at once: behind a slow server one after the other takes longer than a standby may not look. The second
+        # makes a bucket that was lost.
+        refused, entry = await asyncio.gather(
+            bucket.check_writable(self._key), bucket.get(self._key), return_exceptions=True
+        )
+        if isinstance(refused, BaseException):
+            raise refused
+        if isinstance(entry, BaseException):
+            raise entry
         self.settled = True
         claim = self._lease.look(entry.revision if entry else 0, _value(entry) if entry else None, time.monotonic())
         if claim is None or self._stopped:
@@ -281,3 +332,9 @@ def _value(entry: KeyEntry) -> LeaseValue:
         return msgspec.json.decode(entry.value or b"{}", type=LeaseValue)
     except UNDECODABLE:
         return LeaseValue()
+
+
+async def _ended(work: asyncio.Future[Any]) -> None:
+    """Stop what is still under way."""
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)

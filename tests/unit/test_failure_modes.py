@@ -93,6 +93,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         "unit/bus/test_leadership.py::test_a_holder_whose_renewals_nobody_takes_leads_on_while_the_key_is_its_own",
         "unit/bus/test_leadership.py::test_a_standby_that_could_not_look_counts_anew",
     ),
+    "NATS answers slowly": (
+        "integration/bus/test_leadership.py::test_a_server_that_is_slow_ends_no_leadership",
+        "unit/bus/test_leadership.py::test_a_late_answer_counts_from_when_its_renewal_was_sent",
+        "unit/bus/test_leadership.py::test_one_whose_lease_ran_out_leads_again_by_a_renewal_that_nobody_forestalled",
+        "integration/bus/test_leadership.py::test_a_leader_whose_bus_hangs_stops_by_itself_and_leads_again_after_it",
+    ),
     "engine before its first byte": (
         f"{FAILURES}::test_an_engine_that_dies_before_its_first_byte",
         f"{FAILURES}::test_a_503_is_retried_and_the_second_failure_passed_on",

@@ -13,12 +13,15 @@ from bus.tasks import Tasks
 from tests.support.nats import NatsServer
 from tests.support.pace import Stopwatch
 from tests.support.processes import eventually
+from tests.support.slow_way import SlowWay, slow_way
 
 
 @asynccontextmanager
-async def candidate(server: NatsServer, name: str) -> AsyncIterator[tuple[Leadership, list[int | None]]]:
+async def candidate(
+    server: NatsServer | SlowWay, name: str, lease_s: float = 1.0
+) -> AsyncIterator[tuple[Leadership, list[int | None]]]:
     """One process's part: its own connection, and what it was told."""
-    bus = await connect(server.url, name=name, timeout_s=30)
+    bus = await connect(f"nats://127.0.0.1:{server.port}", name=name, timeout_s=30)
     told: list[int | None] = []
     tasks = Tasks()
     leadership = Leadership(
@@ -26,8 +29,8 @@ async def candidate(server: NatsServer, name: str) -> AsyncIterator[tuple[Leader
         "test",
         instance=name,
         incarnation=str(time.time_ns()),
-        lease_s=1.0,
-        renew_s=0.25,
+        lease_s=lease_s,
+        renew_s=lease_s / 4,
         changed=told.append,
     )
     tasks.start("leadership", leadership.run())
@@ -71,3 +74,20 @@ async def test_a_leader_whose_bus_hangs_stops_by_itself_and_leads_again_after_it
             nats_server.resume()
         await eventually(lambda: first.epoch is not None, timeout_s=30)
         await eventually(lambda: told[-1] is not None, timeout_s=30)
+
+
+async def test_a_server_that_is_slow_ends_no_leadership(nats_server: NatsServer) -> None:
+    """Each answer comes after more than a renewal's time and less than half of what a holder trusts: one leads on under
+    its epoch, and one that begins then leads too, once the other is gone."""
+    async with slow_way(nats_server.port, 0.0) as way, candidate(way, "a", lease_s=4.0) as (first, told):
+        await eventually(lambda: first.epoch is not None)
+        way.delay_s = 0.55
+        await asyncio.sleep(7.0)  # longer than a lease: the expected thing is that nothing happens
+        assert len(told) == 1
+        assert first.epoch == told[0]
+        async with candidate(way, "b", lease_s=4.0) as (second, told_second):
+            await eventually(lambda: second.settled, timeout_s=30)
+            await asyncio.sleep(5.0)  # longer than a lease: it only watches
+            assert (second.epoch, told_second, len(told)) == (None, [], 1)
+            await first.give_back(timeout_s=10.0)
+            await eventually(lambda: second.epoch is not None, timeout_s=30)

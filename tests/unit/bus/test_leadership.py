@@ -166,3 +166,33 @@ def test_a_standby_that_could_not_look_counts_anew() -> None:
     assert not look(second, key, 4.0)
     assert not look(second, key, 4.5)
     assert look(second, key, 4.75)
+
+
+def test_a_late_answer_counts_from_when_its_renewal_was_sent() -> None:
+    """However slow the server: what it took was sent before anybody could see it, so nobody takes over sooner."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    revision = key.write(first.renewal())
+    assert revision is not None
+    first.written(revision, 0.5)  # told at 1.4
+    assert first.epoch(1.9) == 1
+    assert not look(second, key, 0.6)
+    assert not look(second, key, 1.5)
+    assert first.epoch(2.0) is None
+    assert not look(second, key, 2.2)
+    assert look(second, key, 2.4)
+
+
+def test_one_whose_lease_ran_out_leads_again_by_a_renewal_that_nobody_forestalled() -> None:
+    """Its own revision is still the last: under a new epoch. Where somebody wrote meanwhile it is refused."""
+    key, first, second = Key(), Lease("a", "1", LEASE_S), Lease("b", "1", LEASE_S)
+    assert look(first, key, 0.0)
+    assert (first.epoch(1.6), first.mine) == (None, True)
+    assert renew(first, key, 1.6)
+    assert first.epoch(3.0) == 2
+    assert not look(second, key, 1.7)
+    assert not look(second, key, 2.8)
+    assert first.epoch(3.4) is None
+    assert look(second, key, 3.5)
+    assert (renew(first, key, 3.6), first.mine) == (False, False)
+    assert not look(first, key, 3.7)

@@ -283,7 +283,7 @@ class Completions:
             prompt_tokens=request.prompt_tokens,
             completion_tokens=job.ticket.produced,
             cached_tokens=0 if self._engine.flags.cached_zero else job.ticket.cached_tokens,
-            created_tokens=request.created_tokens if job.head.endpoint == "chat" else None,
+            created_tokens=None if job.head.endpoint == "completions" else request.created_tokens,
         )
 
     async def _stall(self, stage: Stage, responder: Responder) -> None:

@@ -103,10 +103,12 @@ def _choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:
 
 
 def _usage(usage: UsageNumbers) -> dict[str, int]:
+    """What came from the cache and what went into it stand beside ``input_tokens``: the three are the prompt."""
+    created = usage.created_tokens or 0
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens - created),
         "output_tokens": usage.completion_tokens,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": usage.cached_tokens,
     }
 

@@ -33,7 +33,8 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageNumbers:
-    """Tokens of one request. ``created_tokens``: prompt tokens newly cached (chat only, as in vLLM)."""
+    """Tokens of one request. ``created_tokens``: prompt tokens newly cached, which vLLM does not say of
+    completions."""
 
     prompt_tokens: int
     completion_tokens: int

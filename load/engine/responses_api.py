@@ -74,6 +74,7 @@ def _usage(usage: UsageNumbers) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
             "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.created_tokens or 0,
             "input_tokens_per_turn": [],
             "cached_tokens_per_turn": [],
         },

@@ -333,7 +333,8 @@ async def test_messages_count_as_many_tokens_as_they_take(
     counted = await claude.messages.count_tokens(**asked)
     assert sync_claude.messages.count_tokens(**asked).input_tokens == counted.input_tokens
     usage = sync_claude.messages.create(**asked, max_tokens=5).usage
-    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    beside = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    assert counted.input_tokens == usage.input_tokens + beside
     assert usage.output_tokens == 5
 
 

@@ -24,7 +24,8 @@ def anthropic_client(engine: RunningEngine) -> anthropic.AsyncAnthropic:
 
 async def test_messages_through_the_official_client(tmp_path: Path) -> None:
     """Three turns with tools, whole and streamed: text, calls, stop reasons; what came from the cache is all full
-    blocks of the turn before, and stands beside ``input_tokens`` as Anthropic counts (vllm-project/vllm #40912)."""
+    blocks of the turn before, and what went into it the full blocks of the rest; both stand beside ``input_tokens`` as
+    Anthropic counts (vllm-project/vllm #40912)."""
     async with running_engine(tmp_path) as engine, anthropic_client(engine) as client:
         messages: list[Any] = [{"role": "user", "content": USER}]
         asked: dict[str, Any] = {
@@ -36,6 +37,7 @@ async def test_messages_through_the_official_client(tmp_path: Path) -> None:
         whole = await client.messages.create(**asked, messages=messages, tool_choice={"type": "any"})
         assert whole.stop_reason == "tool_use"
         assert whole.usage.cache_read_input_tokens == 0
+        assert whole.usage.cache_creation_input_tokens == prompt(whole.usage) // BLOCK * BLOCK > 0
         async with client.messages.stream(**asked, messages=messages, tool_choice={"type": "any"}) as stream:
             events = [event.type async for event in stream]
             streamed = await stream.get_final_message()
@@ -59,7 +61,8 @@ async def test_messages_through_the_official_client(tmp_path: Path) -> None:
             turn = await client.messages.create(**asked, messages=messages)
             assert turn.stop_reason == "end_turn"
             assert turn.usage.cache_read_input_tokens == computed // BLOCK * BLOCK
-            assert turn.usage.input_tokens + (turn.usage.cache_read_input_tokens or 0) == counted.input_tokens
+            assert prompt(turn.usage) == counted.input_tokens
+            assert turn.usage.input_tokens == counted.input_tokens % BLOCK
             computed = total(turn.usage) - 1
             messages.append({"role": "assistant", "content": [block.model_dump() for block in turn.content]})
             messages.append({"role": "user", "content": "and then?"})
@@ -74,9 +77,13 @@ async def test_messages_through_the_official_client(tmp_path: Path) -> None:
             await client.post("/v1/messages", body={"model": MODEL, "messages": []}, cast_to=object)
 
 
+def prompt(usage: anthropic.types.Usage) -> int:
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+
+
 def total(usage: anthropic.types.Usage) -> int:
     """Tokens of prompt and answer."""
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens
+    return prompt(usage) + usage.output_tokens
 
 
 async def test_responses_through_the_official_client(tmp_path: Path) -> None:

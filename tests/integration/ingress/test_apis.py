@@ -285,7 +285,7 @@ async def test_token_counts_are_the_engines(house: System, door: Door) -> None:
     (counted,) = {json.loads(answer.body)["input_tokens"] for answer in answers}
     message = await door.post(body | {"max_tokens": 3}, path="/v1/messages", x_tidegate_session_id="counts")
     usage = json.loads(message.body)["usage"]
-    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted == sum(usage[f"{kind}input_tokens"] for kind in ("", "cache_read_", "cache_creation_"))
     for number in range(25):
         row = await house.rows.by_x_request_id(f"count-{number}")
         assert (row.outcome, row.kind, row.input_tokens, row.output_tokens) == ("completed", "count_tokens", counted, 0)

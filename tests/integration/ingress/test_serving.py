@@ -126,10 +126,10 @@ RESPONSE = {
 
 
 def prompt_tokens(usage: dict[str, Any]) -> int:
-    """As each API says it; Anthropic's counts what came from the cache beside the rest."""
+    """As each API says it; Anthropic's counts what came from the cache, or went into it, beside the rest."""
     if "prompt_tokens" in usage:
         return int(usage["prompt_tokens"])
-    return int(usage["input_tokens"]) + int(usage.get("cache_read_input_tokens", 0))
+    return sum(int(usage.get(f"{kind}input_tokens", 0)) for kind in ("", "cache_read_", "cache_creation_"))
 
 
 @pytest.mark.parametrize("tokenize", ["local", "engine"])

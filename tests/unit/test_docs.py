@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ OTHER_VARIABLES = NOT_SETTINGS | {"TIDEGATE_IMAGE"}
 """Read by the compose file, the Makefile or `kvcore`."""
 
 
+@cache
 def setting_variables() -> set[str]:
     names = {f"TIDEGATE_{field.name.upper()}" for field in fields(CommonSettings)}
     sections: dict[str, type[CommonSettings]] = {**SETTINGS, "up": UpSettings}

@@ -12,7 +12,6 @@ import msgspec
 
 from bus.log import EventLog
 from schemas.base import UNDECODABLE
-from services.ingress.canonical import conversation_of, template_options
 from services.ingress.config import IngressSettings
 from services.ingress.contents import Dialect
 from services.ingress.effects import CountPrompt
@@ -25,6 +24,7 @@ from services.ingress.prefix_tokens import Plan
 from services.ingress.shell.local_tokenizer import LocalTokenizer
 from services.ingress.shell.tokenizing import SkippedError, TokenizingPool
 from services.ingress.texts import TextBlocks, text_blocks
+from services.ingress.tokenize_body import goes_as_it_came, tokenize_body
 from services.ingress.tokens import PromptTokens, from_ids
 from web.client import HttpClient, Timeouts
 from web.errors import WebError
@@ -187,10 +187,10 @@ class PromptCounter:
         url = self._tokenizing_url(model)
         if url is None:
             raise SkippedError("no_tokenizer")
-        if isinstance(prompt, TextPrompt) or prompt.api == "chat":
-            body = _question(model, prompt)
+        if goes_as_it_came(prompt, dialect):
+            body = tokenize_body(model, prompt, dialect)
         else:
-            body = await self._pool.run(lambda: _translated(model, prompt, dialect))
+            body = await self._pool.run(lambda: tokenize_body(model, prompt, dialect))
         try:
             answer = await self._client.fetch(
                 "POST",
@@ -244,37 +244,3 @@ def _read_tokens(answer: bytes, block_size: int | None) -> PromptTokens:
         return from_ids(_tokenized.decode(answer).tokens, block_size)
     except (*UNDECODABLE, OverflowError, ValueError) as error:
         raise SkippedError("failed") from error
-
-
-def _question(model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
-    """vLLM's ``/tokenize`` body, around the client's own bytes."""
-    encoded_model = msgspec.json.encode(model)
-    if isinstance(prompt, TextPrompt):
-        special = b"true" if prompt.add_special_tokens else b"false"
-        text = msgspec.json.encode(prompt.text)
-        return b'{"model":%b,"prompt":%b,"add_special_tokens":%b}' % (encoded_model, text, special)
-    members = [b'"model":' + encoded_model, b'"messages":[%b]' % b",".join(map(bytes, prompt.messages))]
-    if prompt.tools:
-        members.append(b'"tools":[%b]' % b",".join(map(bytes, prompt.tools)))
-    options = template_options(prompt)
-    if options:
-        members.append(b'"chat_template_kwargs":%b' % msgspec.json.encode(options))
-    members.append(b'"add_generation_prompt":%b' % (b"true" if prompt.add_generation_prompt else b"false"))
-    if prompt.continue_final_message:
-        members.append(b'"continue_final_message":true')
-    return b"{%b}" % b",".join(members)
-
-
-def _translated(model: str, prompt: ChatPrompt, dialect: Dialect) -> bytes:
-    """The same for another API's messages, which engines tokenize in chat's shape only. Raises `TemplateError`."""
-    conversation = conversation_of(prompt, dialect)
-    question: dict[str, object] = {"model": model, "messages": conversation.messages}
-    if conversation.tools:
-        question["tools"] = conversation.tools
-    options = template_options(prompt)
-    if options:
-        question["chat_template_kwargs"] = options
-    if conversation.continues:
-        question["continue_final_message"] = True
-    goes_on = prompt.add_generation_prompt and not conversation.continues
-    return msgspec.json.encode(question | {"add_generation_prompt": goes_on})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from bus.errors import AnswerFailedError, BusError, BusTimeoutError, NoRespondersError
 from bus.interface import BusMessage
@@ -63,6 +64,53 @@ class Answers:
             return await self.next(min(idle_timeout_s, left))
         except TimeoutError:
             raise BusTimeoutError(self._subject, min(idle_timeout_s, left)) from None
+
+
+class ManyAnswers:
+    """See `bus.interface.Bus.request_many`. No generator: the loop would keep a register of each. ``ask``: sends the
+    question, when the first answer is waited for, and returns its inbox; ``over``: closes that."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        ask: Callable[[], str],
+        over: Callable[[str, Answers], None],
+        idle_timeout_s: float,
+        deadline_s: float,
+    ) -> None:
+        self._answers = answers
+        self._ask = ask
+        self._over = over
+        self._idle_timeout_s = idle_timeout_s
+        self._deadline_s = deadline_s
+        self._deadline = 0.0
+        self._inbox = ""
+        self._closed = False
+
+    def __aiter__(self) -> ManyAnswers:
+        return self
+
+    async def __anext__(self) -> BusMessage:
+        if self._closed:
+            raise StopAsyncIteration
+        if not self._inbox:
+            self._deadline = asyncio.get_running_loop().time() + self._deadline_s
+            self._inbox = self._ask()
+        try:
+            return await self._answers.next_of_many(self._idle_timeout_s, self._deadline, self._deadline_s)
+        except BaseException:
+            self.close()
+            raise
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No more answers are wanted."""
+        self._closed = True
+        inbox, self._inbox = self._inbox, ""
+        if inbox:
+            self._over(inbox, self._answers)
 
 
 def _expire(waiter: asyncio.Future[None]) -> None:

@@ -150,6 +150,16 @@ class Endpoint:
     queue: str = "q"
 
 
+class AnswersToMany(Protocol):
+    """An asynchronous iterator over answers."""
+
+    def __aiter__(self) -> AnswersToMany: ...
+
+    async def __anext__(self) -> BusMessage: ...
+
+    async def aclose(self) -> None: ...
+
+
 class ServedEndpoints(Protocol):
     """Endpoints being served, visible as ``$SRV.PING|INFO|STATS``."""
 
@@ -225,9 +235,7 @@ class Bus(Protocol):
         """One answer. Raises `NoRespondersError` at once, `BusTimeoutError`, `NotConnectedError`,
         `AnswerFailedError` when the handler on the other side raised."""
 
-    def request_many(
-        self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
-    ) -> AsyncGenerator[BusMessage, None]:
+    def request_many(self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float) -> AnswersToMany:
         """Every answer, until the caller closes the iterator (`contextlib.aclosing`). Raises as `request`;
         `BusTimeoutError` after ``idle_timeout_s`` of silence or ``deadline_s`` in all."""
 

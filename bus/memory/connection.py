@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 
-from bus.answers import Answers
+from bus.answers import Answers, ManyAnswers
 from bus.errors import BusTimeoutError, ClosedError, NotConnectedError, PayloadTooLargeError, WrongRevisionError
 from bus.interface import (
     TURN_S,
@@ -231,17 +231,11 @@ class MemoryBus:
         finally:
             self._asked(inbox, answers)
 
-    async def request_many(
-        self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
-    ) -> AsyncGenerator[BusMessage, None]:
+    def request_many(self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float) -> ManyAnswers:
         answers = Answers(subject)
-        deadline = asyncio.get_running_loop().time() + deadline_s
-        inbox = self._ask(subject, payload, None, answers)
-        try:
-            while True:
-                yield await answers.next_of_many(idle_timeout_s, deadline, deadline_s)
-        finally:
-            self._asked(inbox, answers)
+        return ManyAnswers(
+            answers, lambda: self._ask(subject, payload, None, answers), self._asked, idle_timeout_s, deadline_s
+        )
 
     def _ask(self, subject: str, payload: bytes, headers: Mapping[str, str] | None, answers: Answers) -> str:
         self._check()

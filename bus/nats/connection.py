@@ -23,7 +23,7 @@ from nats.aio.client import Server
 from nats.aio.subscription import Subscription as RawSubscription
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from bus.answers import Answers
+from bus.answers import Answers, ManyAnswers
 from bus.errors import (
     BusError,
     BusTimeoutError,
@@ -368,18 +368,11 @@ class NatsBus:
         finally:
             self._replies.close(inbox)
 
-    async def request_many(
-        self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float
-    ) -> AsyncGenerator[BusMessage, None]:
+    def request_many(self, subject: str, payload: bytes, *, idle_timeout_s: float, deadline_s: float) -> ManyAnswers:
         answers = Answers(subject)
-        deadline = asyncio.get_running_loop().time() + deadline_s
-        inbox = self._ask(subject, payload, None, answers)
-        try:
-            while True:
-                yield await answers.next_of_many(idle_timeout_s, deadline, deadline_s)
-        finally:
-            self._dropped += answers.dropped
-            self._replies.close(inbox)
+        return ManyAnswers(
+            answers, lambda: self._ask(subject, payload, None, answers), self._asked, idle_timeout_s, deadline_s
+        )
 
     def _ask(self, subject: str, payload: bytes, headers: Mapping[str, str] | None, answers: Answers) -> str:
         inbox = self._replies.open(answers.receive)
@@ -390,6 +383,10 @@ class NatsBus:
             self._replies.close(inbox)
             raise
         return inbox
+
+    def _asked(self, inbox: str, answers: Answers) -> None:
+        self._dropped += answers.dropped
+        self._replies.close(inbox)
 
     async def another(self, suffix: str, *, timeout_s: float = 5.0) -> NatsBus:
         if self._closed:

@@ -4,7 +4,7 @@ is."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 
 from bus import subjects
@@ -29,9 +29,14 @@ class NoDecisionError(Exception):
 
 
 async def ask(
-    bus: Bus, effect: AskAdmission, *, idle_s: float, counts: Callable[[AdmitReply], bool]
-) -> AsyncGenerator[AdmitReply, None]:
-    """Every reply that ``counts``; the last one is a grant or a refusal. Raises `NoDecisionError`.
+    bus: Bus,
+    effect: AskAdmission,
+    *,
+    idle_s: float,
+    counts: Callable[[AdmitReply], bool],
+    told: Callable[[AdmitReply], None],
+) -> None:
+    """Every reply that ``counts`` is ``told``; the last one is a grant or a refusal. Raises `NoDecisionError`.
 
     A held request whose keep-alive stops is asked once more by its id: a new leader may have taken over, and the
     same question has the same grant (schemas.admit).
@@ -46,12 +51,12 @@ async def ask(
                 raise NoDecisionError("hold_timeout")
             idle_timeout_s = min(idle_s, left_s)
             replies = bus.request_many(effect.subject, payload, idle_timeout_s=idle_timeout_s, deadline_s=left_s)
-            async with aclosing(replies) as messages:
-                async for message in messages:
+            async with aclosing(replies):
+                async for message in replies:
                     reply: AdmitReply = from_msgpack(message.payload, AdmitReply)  # type: ignore[arg-type]
                     if not counts(reply):
                         continue
-                    yield reply
+                    told(reply)
                     if isinstance(reply, Granted | Refused):
                         return
                     held = True

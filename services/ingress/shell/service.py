@@ -294,6 +294,7 @@ class IngressService:
         self._counter.close()
         if self._capture is not None:
             await self._capture.stop(max(0.5, min(reserve_s / 3, deadline - time.monotonic() - 0.5)))
+        self._dispatcher.say()
         await self._rows.drain(max(0.1, deadline - time.monotonic() - 0.2))
         try:
             await self._bus.flush(timeout_s=1.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast, get_args
 
@@ -251,11 +250,13 @@ class RequestServing:
     async def _ask(self, step: AskAdmission) -> None:
         deliver = self._tools.dispatcher.deliver
         attempt = step.question.attempt
+
+        def told(reply: AdmitReply) -> None:
+            deliver(AdmitReplied(request_id=self._id, attempt=attempt, reply=reply))
+
+        idle_s = self._tools.settings.admit_idle_s
         try:
-            answers = ask(self._tools.bus, step, idle_s=self._tools.settings.admit_idle_s, counts=self._counts)
-            async with aclosing(answers) as replies:
-                async for reply in replies:
-                    deliver(AdmitReplied(request_id=self._id, attempt=attempt, reply=reply))
+            await ask(self._tools.bus, step, idle_s=idle_s, counts=self._counts, told=told)
         except NoDecisionError as error:
             deliver(AdmitFailed(request_id=self._id, attempt=attempt, reason=error.reason))
 
@@ -304,6 +305,8 @@ class RequestServing:
             return
         facts = attempt.facts()
         assert facts is not None
+        if facts.complete or not request.stream:
+            self._responder.finish()  # the client waits for the end, nobody for what is said of it
         tools.dispatcher.deliver(AnswerEnded(request_id=self._id, attempt=step.attempt, answer=facts))
         self._responder.finish()
 

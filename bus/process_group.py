@@ -5,8 +5,9 @@ fork of a running loop), each under the instance name ``<instance>-<number>``, a
 ``http_host:http_port``: alive, ready when at least one is, and their metrics on one page (`bus.merged_metrics`).
 
 One that ends is started again with back-off while the others go on; so is one whose pages do not answer for
-`HUNG_S`. One that refuses its settings, or never comes to start, ends all of them. Children notice the parent's death
-and stop at once.
+`HUNG_S`, and one that has not come to its pages `START_S` after its start. One that refuses its settings before it was
+ever ready, or never comes to start, ends all of them; when settings become wrong later, who is started again refuses
+them, and all end when none is left that took them. Children notice the parent's death and stop at once.
 
 Exit codes: as of `bus.service`.
 """
@@ -45,6 +46,10 @@ PARENT = "parent"
 ASK_S = 2.0
 HUNG_S = 30.0
 """A process whose pages do not answer for so long hangs, and is killed."""
+START_S = 120.0
+"""A process that has no pages so long after its start hangs in its imports, and is killed."""
+REFUSALS = 5
+"""In a row, by every process: no restart heals that."""
 STOP_GRACE_S = 1.0
 """Beyond ``stop_timeout_s``, for a child to end by itself."""
 RULES = restarts.RestartRules(max_exits=2**31)
@@ -80,6 +85,7 @@ class ProcessGroup:
         held: HeldAddress,
         memory: int = -1,
         hung_s: float = HUNG_S,
+        start_s: float = START_S,
     ) -> None:
         self._section = section
         self._settings = settings
@@ -92,7 +98,7 @@ class ProcessGroup:
         self._stop = asyncio.Event()
         self._hopeless: int | None = None
         self._members = [
-            _Member(Membership(number, count, memory), command, self._http, self._metrics, self._give_up, hung_s)
+            _Member(Membership(number, count, memory), command, self._http, self._metrics, self, hung_s, start_s)
             for number in range(1, count + 1)
         ]
 
@@ -146,9 +152,16 @@ class ProcessGroup:
                 member.signal(signal.SIGTERM)
         self._stop.set()
 
-    def _give_up(self, code: int) -> None:
+    def give_up(self, code: int) -> None:
+        """One member will never work, and the others would not either."""
         self._hopeless = code
         self._stop.set()
+
+    def refused(self) -> None:
+        """A member that had worked refuses its settings now; the others may work on with what they have read."""
+        if all(member.refusals >= REFUSALS for member in self._members):
+            log.error("settings_refused", section=self._section, times=REFUSALS)
+            self.give_up(restarts.WRONG_SETTING_EXIT)
 
     # Pages
 
@@ -195,16 +208,19 @@ class _Member:
         command: Command,
         http: HttpClient,
         metrics: _Metrics,
-        give_up: Callable[[int], None],
+        group: ProcessGroup,
         hung_s: float,
+        start_s: float,
     ) -> None:
         self.number = membership.number
+        self.refusals = 0
         self._membership = membership
         self._command = command
         self._http = http
         self._metrics = metrics
-        self._give_up = give_up
+        self._group = group
         self._hung_s = hung_s
+        self._start_s = start_s
         self._history = restarts.History()
         self._process: asyncio.subprocess.Process | None = None
         self._pages: str | None = None
@@ -228,10 +244,13 @@ class _Member:
             self._history, verdict = restarts.exited(self._history, code, time.monotonic(), RULES)
             if isinstance(verdict, restarts.GiveUp):
                 log.error("process_given_up", process=self.number, code=code, detail=verdict.message)
-                self._give_up(restarts.WRONG_SETTING_EXIT if verdict.reason == "wrong_setting" else 1)
+                self._group.give_up(restarts.WRONG_SETTING_EXIT if verdict.reason == "wrong_setting" else 1)
                 return
             self._metrics.restarts.labels(str(self.number)).inc()
             log.warning("process_restarting", process=self.number, code=code, delay_s=verdict.delay_s)
+            self.refusals = self.refusals + 1 if code == restarts.WRONG_SETTING_EXIT else 0
+            if self.refusals:
+                self._group.refused()
             await asyncio.sleep(verdict.delay_s)
 
     async def _run(self) -> int:
@@ -273,6 +292,7 @@ class _Member:
                 self._pages = said.pages
                 if said.started:
                     self._history = restarts.became_ready(self._history)
+                    self.refusals = 0
             # Its end of the line is closed and it may live on; ours stays open until it has ended.
             await asyncio.Event().wait()
         finally:
@@ -281,22 +301,23 @@ class _Member:
                 await writer.wait_closed()
 
     async def watch(self) -> None:
-        """Look whether it answers; kill what has been silent for too long."""
-        watched, silence = self._process, restarts.Silence(self._hung_s)
+        """Look whether it comes to its pages, then whether it answers; kill what has been silent for too long."""
+        watched, silence = None, restarts.Silence(self._start_s)
         while True:
             await asyncio.sleep(_LIVENESS_S)
-            process = self._process
-            if self._pages is None or process is None:
+            process, starting = self._process, self._pages is None
+            if process is None or process.returncode is not None:
                 continue
-            if process is not watched:
-                watched, silence = process, restarts.Silence(self._hung_s)
+            if watched != (process, starting):
+                watched, silence = (process, starting), restarts.Silence(self._start_s if starting else self._hung_s)
             answered = await self.ask("/healthz") is not None
-            if process is not self._process or self._pages is None:
+            if (process, starting) != (self._process, self._pages is None):
                 continue
             if silence.looked(answered, time.monotonic()) and not self._stopping.is_set():
-                log.error("process_hung", process=self.number, silent_s=self._hung_s)
+                silent_s = self._start_s if starting else self._hung_s
+                log.error("process_hung", process=self.number, silent_s=silent_s, starting=starting)
                 self._metrics.hung.labels(str(self.number)).inc()
-                silence = restarts.Silence(self._hung_s)
+                watched = None
                 self.signal(signal.SIGKILL)
 
     async def ask(self, path: str) -> Answer | None:

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING
 
 from nats.js import api
-from nats.js import errors as js_errors
 from nats.js.object_store import OBJ_DEFAULT_CHUNK_SIZE
 from nats.js.object_store import ObjectStore as RawObjectStore
 
@@ -23,7 +22,7 @@ from bus.answers import STATUS
 from bus.errors import KeyMissingError, NoRespondersError, StreamError, WrongRevisionError
 from bus.interface import KeyEntry
 from bus.nats.pull import SETTLE_S
-from bus.nats.streams import API_TIMEOUT_S, OrderedReader
+from bus.nats.streams import API_TIMEOUT_S, NotThereError, OrderedReader
 from bus.validation import check_publish_subject
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ class NatsObjectStore:
         self._bus.js.check_connected()
         try:
             return await self._bus.js.call(key, self._raw.get_info(key))
-        except js_errors.NotFoundError as error:
+        except NotThereError as error:
             raise KeyMissingError(f"no object {key} in {self._bucket}") from error
 
     async def _chunks(self, info: api.ObjectInfo) -> bytes | None:
@@ -265,5 +264,5 @@ class NatsObjectStore:
         self._bus.js.check_connected()
         try:
             await self._bus.js.call(key, self._raw.delete(key))
-        except js_errors.NotFoundError:
+        except NotThereError:
             return

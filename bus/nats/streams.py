@@ -59,6 +59,10 @@ class TraceStreamLimits:
     duplicate_window_s: float = 600.0
 
 
+class NotThereError(StreamError):
+    """No such stream, consumer or object: where that is expected it is caught, elsewhere it is as any other."""
+
+
 class PublishAck(msgspec.Struct, frozen=True):
     """JetStream's answer to a publish."""
 
@@ -87,11 +91,11 @@ class JetStream:
             pull.fail("bus_down")
 
     async def call(self, what: str, action: Awaitable[T]) -> T:
-        """Await a call of the manager; its errors become ours. `js_errors.NotFoundError` passes."""
+        """Await a call of the manager; its errors become ours."""
         try:
             return await action
-        except js_errors.NotFoundError:
-            raise
+        except js_errors.NotFoundError as error:
+            raise NotThereError(f"{what}: {error}") from error
         except (js_errors.NoStreamResponseError, js_errors.ServiceUnavailableError, nats_errors.NoRespondersError) as e:
             raise StreamError(f"{what}: JetStream is not available on this server") from e
         except (nats_errors.TimeoutError, TimeoutError) as error:
@@ -114,7 +118,7 @@ class JetStream:
         name = config.name or ""
         try:
             return await self.call(name, self.manager.stream_info(name))
-        except js_errors.NotFoundError:
+        except NotThereError:
             log.info("stream_created", stream=name)
         try:
             return await self.call(name, self.manager.add_stream(config))
@@ -259,7 +263,7 @@ class NatsConsumer:
             info = await self._bus.js.call(
                 self._durable, self._bus.js.manager.consumer_info(TRACE_STREAM, self._durable)
             )
-        except js_errors.NotFoundError as error:
+        except NotThereError as error:
             raise StreamError(f"{self._durable}: the server lost this consumer; fetch makes it again") from error
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
@@ -351,10 +355,7 @@ class OrderedReader:
         """A fresh consumer where we are. Raises `NotConnectedError`, `BusTimeoutError`, `StreamError`."""
         js = self._bus.js
         info = await self._ensure()
-        try:
-            made = await js.call(self._stream, js.manager.add_consumer(self._stream, self._config(info)))
-        except js_errors.NotFoundError as error:
-            raise StreamError(f"{self._stream}: {error}") from error
+        made = await js.call(self._stream, js.manager.add_consumer(self._stream, self._config(info)))
         self._retry_s = _RETRY_FIRST_S
         self._expected = 1
         self.pending_at_start = made.num_pending or 0

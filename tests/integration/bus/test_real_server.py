@@ -301,6 +301,21 @@ async def test_other_clients_read_our_buckets_and_objects(bus: NatsBus, client: 
     assert (await (await js.object_store("TG_OBJECTS")).get("snapshot")).data == b"x" * 300_000
 
 
+async def test_a_bucket_that_goes_while_an_object_is_written_is_our_error(bus: NatsBus, client: Client) -> None:
+    """Somebody deletes its stream under the chunks: what the writer gets is of the bus' own errors, and the next write
+    makes the bucket again."""
+    objects = await bus.objects("TG_TEST_OBJECTS")
+    manager = client.jetstream()
+    writing = asyncio.ensure_future(objects.put("large", bytes(64 * 1024 * 1024)))
+    while (await manager.stream_info("OBJ_TG_TEST_OBJECTS")).state.messages == 0:
+        assert not writing.done()
+    await manager.delete_stream("OBJ_TG_TEST_OBJECTS")
+    with pytest.raises(StreamError):
+        await writing
+    await objects.put("small", b"whole")
+    assert await objects.get("small") == b"whole"
+
+
 async def test_many_connections_under_load_keep_order(nats_server: NatsServer) -> None:
     """Four publishers at once: per publisher the order holds, nothing is lost below the bounds."""
     receiver: Bus = await connect(nats_server.url, name="receiver", timeout_s=30)

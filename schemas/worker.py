@@ -18,6 +18,9 @@ WorkerHealth = Literal["starting", "ready", "unhealthy", "mismatch", "left"]
 MAX_MODELS = 1024
 """Names of one worker's models."""
 
+LOW_FIRST = "priority:low_first"
+"""Feature of an SGLang that was told to run lower priorities first, as vLLM does."""
+
 RankNumber = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Size = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
@@ -71,6 +74,12 @@ class WorkerProfile(Message, frozen=True, kw_only=True, omit_defaults=True):
     features: tuple[str, ...] = ()
     shared: SharedLayout | None = None
     shared_problem: str | None = None
+
+
+def runs_high_first(profile: WorkerProfile) -> bool:
+    """Whether this engine runs requests of a higher ``priority`` first, and not of a lower one: SGLang does, unless it
+    was told otherwise (spec: engine-events §5)."""
+    return profile.engine == "sglang" and LOW_FIRST not in profile.features
 
 
 class WorkerState(Fact, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.pool import SharedLayout
-from schemas.worker import Engine, RankLoad, WorkerHealth, WorkerProfile
+from schemas.worker import LOW_FIRST, Engine, RankLoad, WorkerHealth, WorkerProfile
 from services.bridge.adapters.actions import EngineFacts
 from services.bridge.hint_page import HintPage
 from services.bridge.layout import LayoutPage, SharedRules, Told, layout_of
@@ -162,8 +162,11 @@ class EngineView:
 
     def features(self) -> tuple[str, ...]:
         """What it has and takes: ``kv_events``, ``kv_replay``; ``kv_hints`` (envelopes) and ``tier:<name>`` below the
-        device, as it says; ``request:<name>``: what the operator says that its requests may carry."""
-        features = [name for name, has in (("kv_events", self.has_events), ("kv_replay", self.has_replay)) if has]
+        device, as it says; `LOW_FIRST`; ``request:<name>``: what the operator says that its requests may carry."""
+        info = self.sight.info if self.sight is not None else None
+        low_first = self.kind == "sglang" and info is not None and info.low_first
+        known = (("kv_events", self.has_events), ("kv_replay", self.has_replay), (LOW_FIRST, low_first))
+        features = [name for name, has in known if has]
         page = self.sight.hints if self.sight is not None else None
         carried = self.request_hints
         if page is not None:

@@ -66,13 +66,15 @@ class ModelsReport:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What SGLang's ``/server_info`` said, as far as it matters here. ``parallelism``: ``None`` if it is not said."""
+    """What SGLang's ``/server_info`` said, as far as it matters here. ``parallelism``: ``None`` if it is not said.
+    ``low_first``: it runs lower priorities first."""
 
     version: str | None = None
     block_size: int | None = None
     kv_tokens: int | None = None
     ranks: int | None = None
     parallelism: Parallelism | None = None
+    low_first: bool = False
 
 
 @dataclass(slots=True)
@@ -206,6 +208,7 @@ def parse_server_info(body: bytes) -> ServerInfo:
         kv_tokens=_positive(told.get("max_total_num_tokens")),
         ranks=_positive(told.get("dp_size")),
         parallelism=parse_parallelism(told),
+        low_first=told.get("schedule_low_priority_values_first") is True,
     )
 
 

@@ -108,8 +108,9 @@ class ClientRequest:
     """One request as read. ``body`` is the client's own; ``prompt`` is ``None`` where it cannot be scored (a batch, a
     stored previous response). ``choices``: how many answers are asked for. ``usage_asked``: the client will see usage
     in its stream; ``stream_options``: the body has that member, as an object. ``cache_salt``: the namespace in which
-    the engine caches the prompt (spec: engine-events §3). ``priority``: lower runs earlier; ``expected_output_tokens``:
-    what the client expects of its answer, beside what it allows (`services.ingress.client_hints`). ``media``: what the
+    the engine caches the prompt (spec: engine-events §3). ``priority``: lower runs earlier; ``as_engine_counts``: it is
+    the engine's own member, and means what that engine takes it for. ``expected_output_tokens``: what the client
+    expects of its answer, beside what it allows (`services.ingress.client_hints`). ``media``: what the
     prompt holds besides text, where that is known at reading (of a prompt that is counted, it is known then).
     ``token_ids``: the client asked for the ids of what is generated. ``tenant_salt``: the salt that goes into the body
     in place of the client's; ``nvext_salt``: the one that the client has in ``nvext``; ``apart``: what we keep of the
@@ -126,6 +127,7 @@ class ClientRequest:
     max_output_tokens: int | None = None
     usage_asked: bool = True
     priority: int = 0
+    as_engine_counts: bool = False
     expected_output_tokens: int | None = None
     cache_salt: str | None = None
     media: Media = TEXT_ONLY
@@ -255,7 +257,13 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
         raise BadRequestError("model: must not be empty", param="model")
     request = build(decoded, body)
     if decoded.nvext is not None or decoded.priority is not None:
-        request = replace(request, priority=_priority(decoded), expected_output_tokens=_expected(decoded))
+        priority, as_engine_counts = _priority(decoded)
+        request = replace(
+            request,
+            priority=priority,
+            as_engine_counts=as_engine_counts,
+            expected_output_tokens=_expected(decoded),
+        )
     if decoded.nvext is not None and decoded.nvext.cache_salt is not None:
         request = replace(request, nvext_salt=str(decoded.nvext.cache_salt))
     if prompt_bytes is not None and len(body) > prompt_bytes and request.prompt is not None:
@@ -438,11 +446,13 @@ def _tokens(ids: Sequence[object]) -> TokensPrompt:
     return TokensPrompt(tokens)
 
 
-def _priority(body: _Body) -> int:
-    """The client's wish, lower for earlier; what the engine sees is decided by admission. What is said to a scheduler
-    stands before what is said to the engine."""
+def _priority(body: _Body) -> tuple[int, bool]:
+    """The client's wish, lower for earlier, and whether it is the engine's own member; what the engine sees is decided
+    by admission. What is said to a scheduler stands before what is said to the engine."""
     hinted = body.nvext.agent_hints.priority if body.nvext and body.nvext.agent_hints else None
-    return -_bounded(hinted) if hinted is not None else _bounded(body.priority or 0)
+    if hinted is not None:
+        return -_bounded(hinted), False
+    return _bounded(body.priority or 0), bool(body.priority)
 
 
 def _expected(body: _Body) -> int | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schemas.worker import WorkerState
+from schemas.worker import WorkerState, runs_high_first
 from services.ingress.contents import Dialect
 from services.ingress.tokens import PageRule
 
@@ -96,6 +96,11 @@ class Workers:
         """How this one reads and says Anthropic's messages."""
         state = self.get(worker)
         return "sglang" if state is not None and state.profile.engine == "sglang" else "vllm"
+
+    def high_first(self, model: str, now: float) -> bool:
+        """Whether most of this model's workers run requests of a higher ``priority`` first."""
+        placeable = self.placeable(model, now)
+        return 2 * sum(runs_high_first(state.profile) for state in placeable) > len(placeable)
 
     def placeable(self, model: str, now: float) -> list[WorkerState]:
         """Workers of this model that take requests, by name."""

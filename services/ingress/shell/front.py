@@ -197,7 +197,7 @@ class FrontDoor:
         """A request of somebody who may ask. Returns the tokens that it took."""
         try:
             asked = self._read(endpoint, key, request)
-            asked = with_hints(self._access.granted(key, asked), signals)
+            asked = with_hints(self._access.granted(key, asked), signals, self._high_first)
         except IngressError as error:
             self._refuse(responder, reply_to(endpoint, error))
             return 0
@@ -221,6 +221,9 @@ class FrontDoor:
             return read_request(endpoint, request.body, prompt_bytes=self._settings.prompt_bytes)
         models = allowed(self._core.workers.models(time.time()), key)
         return read_passed(endpoint, request.method, request.query, request.body, models)
+
+    def _high_first(self, model: str) -> bool:
+        return self._core.workers.high_first(model, time.time())
 
     def _page(self, request: Request, responder: Responder) -> None:
         page = self._pages.get(request.path)

@@ -23,7 +23,7 @@ from bus.tasks import Tasks
 from schemas.admit import AdmitReply, AdmitRequest
 from schemas.base import from_json, from_msgpack, to_json, to_msgpack
 from schemas.trace import RequestMetrics, TraceRow
-from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
+from schemas.worker import Engine, WorkerHealth, WorkerProfile, WorkerState
 from services.ingress.config import IngressSettings
 from services.ingress.shell.service import IngressService
 from tests.support.nats import NatsServer, running_bus
@@ -74,7 +74,7 @@ class SimulatedEngine:
 
 
 class Heartbeats:
-    """What bridges say about their engines. ``silent``: workers that say nothing; ``features``: of all."""
+    """What bridges say about their engines. ``silent``: workers that say nothing; ``engine``, ``features``: of all."""
 
     def __init__(self, bus: Bus, urls: dict[str, str], model: str = MODEL, ranks: int = 1) -> None:
         self._bus = bus
@@ -83,6 +83,7 @@ class Heartbeats:
         self._ranks = ranks
         self._numbers = FactNumbers("bridges", int(time.time() * 1000))
         self.silent: set[str] = set()
+        self.engine: Engine = "simulated"
         self.features: tuple[str, ...] = ()
 
     def say(self, worker: str, health: WorkerHealth = "ready") -> None:
@@ -90,7 +91,7 @@ class Heartbeats:
         profile = WorkerProfile(
             url=self._urls[worker],
             model=self._model,
-            engine="simulated",
+            engine=self.engine,
             block_size=16,
             ranks=self._ranks,
             features=self.features,

@@ -13,7 +13,7 @@ from bus.interface import BusMessage
 from schemas.admit import AdmitCancel, AdmitReply, AdmitRequest, Grant, Granted, Held, Refused
 from schemas.base import from_json, from_msgpack
 from schemas.ingress import IngressState
-from tests.integration.ingress.support import Stage, chat, until
+from tests.integration.ingress.support import MODEL, Heartbeats, Stage, chat, until
 from tests.support.pace import Stopwatch
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -84,6 +84,24 @@ async def test_admission_hears_what_clients_ask_of_a_scheduler(stage: Stage) -> 
     assert json.loads(first.body)["nvext"] == json.loads(second.body)["nvext"] == hints
     assert json.loads(third.body).keys().isdisjoint({"nvext", "priority"})
     assert not [name for name, _ in second.headers if name.startswith((b"x-tidegate", b"x-dynamo"))]
+
+
+async def test_a_priority_is_told_to_admission_as_its_engine_takes_it(stage: Stage) -> None:
+    """SGLang runs higher ones first, vLLM lower ones; the bytes are the client's for both."""
+
+    def answer(question: AdmitRequest) -> list[AdmitReply]:
+        return [grant(stage, question, "worker-1")]
+
+    beats = Heartbeats(stage.bus, {"counts-up": stage.engines["worker-1"].url}, model="counts-up")
+    beats.engine = "sglang"
+    async with stage.door() as door, stage.leader(answer) as asked:
+        beats.say("counts-up")
+        await until(lambda: door.service.workers == 3)
+        for model in (MODEL, "counts-up"):
+            await door.post({**chat(priority=9), "model": model}, x_tidegate_session_id=model)
+        beats.say("counts-up", "left")
+    assert [(one.model, one.priority) for one in asked] == [(MODEL, 9), ("counts-up", -9)]
+    assert [json.loads(request.body)["priority"] for request in stage.engines["worker-1"].seen] == [9, 9]
 
 
 async def test_of_two_leaders_the_newer_one_is_followed(stage: Stage) -> None:

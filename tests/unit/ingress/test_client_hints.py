@@ -21,10 +21,12 @@ BODIES: dict[Endpoint, dict[str, Any]] = {
 }
 
 
-def read(endpoint: Endpoint, headers: dict[str, str] | None = None, **members: Any) -> ClientRequest:
+def read(
+    endpoint: Endpoint, headers: dict[str, str] | None = None, *, high_first: bool = False, **members: Any
+) -> ClientRequest:
     body = json.dumps({"model": "m", **BODIES[endpoint], **members}).encode()
     named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    return with_hints(read_request(endpoint, body), read_headers(named))
+    return with_hints(read_request(endpoint, body), read_headers(named), lambda model: high_first and model == "m")
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
@@ -64,6 +66,26 @@ def test_which_hint_stands(headers: dict[str, str], members: dict[str, Any], exp
     what cannot be read is no hint."""
     request = read("chat_completions", headers, **members)
     assert (request.priority, request.expected_output_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "members", "priority"),
+    [
+        ({}, {"priority": 7}, -7),
+        ({}, {"priority": -7}, 7),
+        ({}, {}, 0),
+        ({"x-tidegate-expected-output-tokens": "40"}, {"priority": 7}, -7),
+        ({"x-tidegate-priority": "3"}, {"priority": 7}, -3),
+        ({}, {"nvext": {"agent_hints": {"priority": 8}}, "priority": 7}, -8),
+    ],
+)
+def test_an_engines_own_priority_means_what_that_engine_takes_it_for(
+    headers: dict[str, str], members: dict[str, Any], priority: int
+) -> None:
+    """SGLang runs the higher one first, vLLM the lower; what is said to a scheduler is the same for both."""
+    assert read("chat_completions", headers, high_first=True, **members).priority == priority
+    own = "nvext" not in members and "x-tidegate-priority" not in headers
+    assert read("chat_completions", headers, **members).priority == (-priority if own else priority)
 
 
 @pytest.mark.parametrize(

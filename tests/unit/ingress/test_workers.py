@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.pool import SharedLayout
-from schemas.worker import WorkerHealth, WorkerProfile, WorkerState
+from schemas.worker import LOW_FIRST, Engine, WorkerHealth, WorkerProfile, WorkerState
 from services.ingress.placement import place
 from services.ingress.tokens import PageRule
 from services.ingress.workers import MAX_WORKERS, Workers
@@ -25,6 +25,8 @@ def state(
     adapters: tuple[str, ...] = (),
     salt_rule: str = "cache_salt",
     shared: SharedLayout | None = None,
+    engine: Engine = "unknown",
+    features: tuple[str, ...] = (),
 ) -> WorkerState:
     """One fact of a bridge."""
     profile = WorkerProfile(
@@ -36,6 +38,8 @@ def state(
         ranks=ranks,
         salt_rule=salt_rule,
         shared=shared,
+        engine=engine,
+        features=features,
     )
     return WorkerState(
         source=f"bridge-{worker}",
@@ -186,3 +190,14 @@ def test_pages_are_hashed_by_the_rule_of_most_readers_of_a_pool() -> None:
     even.hear(state("c", shared=large), 0.0)
     assert even.pool("m", 0.0).pages == PageRule(64, pairs=True)
     assert heard(state("a", shared=small, block_size=None)).pool("m", 0.0).pages == PageRule(16)
+
+
+def test_which_priorities_most_of_a_models_engines_run_first() -> None:
+    """SGLang's the higher ones, unless it was told otherwise."""
+    up, down = state("a", engine="sglang"), state("b", engine="vllm")
+    assert heard(up).high_first("m", 0.0)
+    assert not heard(down).high_first("m", 0.0)
+    assert not heard(up, down).high_first("m", 0.0)
+    assert heard(up, down, state("c", engine="sglang")).high_first("m", 0.0)
+    assert not heard(state("a", engine="sglang", features=(LOW_FIRST,))).high_first("m", 0.0)
+    assert not heard(up).high_first("other", 0.0)

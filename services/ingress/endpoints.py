@@ -105,16 +105,17 @@ Prompt = ChatPrompt | TextPrompt | TokensPrompt | LargePrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """One request as read. ``body`` is the client's own; ``prompt`` is ``None`` where it cannot be scored (a batch, a
-    stored previous response). ``choices``: how many answers are asked for. ``usage_asked``: the client will see usage
-    in its stream; ``stream_options``: the body has that member, as an object. ``cache_salt``: the namespace in which
-    the engine caches the prompt (spec: engine-events §3). ``priority``: lower runs earlier; ``as_engine_counts``: it is
-    the engine's own member, and means what that engine takes it for. ``expected_output_tokens``: what the client
-    expects of its answer, beside what it allows (`services.ingress.client_hints`). ``media``: what the
-    prompt holds besides text, where that is known at reading (of a prompt that is counted, it is known then).
-    ``token_ids``: the client asked for the ids of what is generated. ``tenant_salt``: the salt that goes into the body
-    in place of the client's; ``nvext_salt``: the one that the client has in ``nvext``; ``apart``: what we keep of the
-    prompt is only for requests with the same."""
+    """One request as read. ``body`` is the client's own; ``prompt`` is ``None`` where it cannot be scored (a batch,
+    a stored previous response, one that its engine makes by a template of the client's own or cuts). ``choices``:
+    how many answers are asked for. ``usage_asked``: the client will see usage in its stream; ``stream_options``:
+    the body has that member, as an object. ``cache_salt``: the namespace in which the engine caches the prompt
+    (spec: engine-events §3). ``priority``: lower runs earlier; ``as_engine_counts``: it is the engine's own member,
+    and means what that engine takes it for. ``expected_output_tokens``: what the client expects of its answer,
+    beside what it allows (`services.ingress.client_hints`). ``media``: what the prompt holds besides text, where
+    that is known at reading (of a prompt that is counted, it is known then). ``token_ids``: the client asked for
+    the ids of what is generated. ``tenant_salt``: the salt that goes into the body in place of the client's;
+    ``nvext_salt``: the one that the client has in ``nvext``; ``apart``: what we keep of the prompt is only for
+    requests with the same."""
 
     endpoint: Endpoint
     method: str = "POST"
@@ -203,6 +204,10 @@ class _ChatBody(_Body, kw_only=True):
     chat_template_kwargs: msgspec.Raw = _NULL
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: Any = None
+    documents: Any = None
+    add_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
 
 
 class _CompletionsBody(_Body, kw_only=True):
@@ -212,6 +217,7 @@ class _CompletionsBody(_Body, kw_only=True):
     return_token_ids: Any = None
     max_tokens: int | None = None
     add_special_tokens: bool = True
+    truncate_prompt_tokens: Any = None
 
 
 class _ResponsesBody(_Body, kw_only=True):
@@ -292,6 +298,7 @@ def _bad_request(error: msgspec.ValidationError) -> BadRequestError:
 
 def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
     options = body.stream_options
+    of_its_own = body.chat_template or body.documents or body.add_special_tokens is True
     prompt = ChatPrompt(
         api="chat",
         messages=tuple(body.messages),
@@ -306,7 +313,7 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         model=body.model,
         body=raw,
         facts=message_facts(body, body.messages, chat_trigger(body.messages)),
-        prompt=prompt,
+        prompt=None if of_its_own or body.truncate_prompt_tokens is not None else prompt,
         stream=bool(body.stream),
         choices=_choices(body.n),
         max_output_tokens=_first_number(body.max_completion_tokens, body.max_tokens),
@@ -324,7 +331,7 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         model=body.model,
         body=raw,
         facts=BodyFacts(fields=identity_fields(body)),
-        prompt=prompt,
+        prompt=prompt if body.truncate_prompt_tokens is None else None,
         stream=bool(body.stream),
         choices=_choices(max(body.n or 1, body.best_of or 1)) * prompts,
         max_output_tokens=_first_number(body.max_tokens),

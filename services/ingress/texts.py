@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvcore.text_blocks import BYTES_PER_TOKEN, TextChain
 from schemas.base import UNDECODABLE
-from services.ingress.contents import type_of
+from services.ingress.contents import BILLING_LINE, Dialect, type_of
 from services.ingress.endpoints import ChatPrompt, ClientRequest, LargePrompt, TextPrompt
 from services.ingress.modalities import KINDS
 
@@ -44,8 +44,11 @@ class TextBlocks:
     chain: bytes
 
 
-def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int, max_bytes: int) -> TextBlocks | None:
-    """The text chain of a request's prompt, of at most ``max_bytes`` of it; ``None`` where there is no text.
+def text_blocks(
+    request: ClientRequest, *, adapter: str | None, block_bytes: int, max_bytes: int, dialect: Dialect = "vllm"
+) -> TextBlocks | None:
+    """The text chain of a request's prompt, of at most ``max_bytes`` of it; ``None`` where there is no text. Engines of
+    the ``dialect`` vLLM leave Claude Code's attribution line out.
 
     A prompt that was let go because of its size (`LargePrompt`) is taken as the body that it came in: that begins
     alike from turn to turn as well; but not one with media in it, which would be taken for text.
@@ -53,7 +56,7 @@ def text_blocks(request: ClientRequest, *, adapter: str | None, block_bytes: int
     chain = TextChain(block_bytes, max_bytes=max_bytes, adapter=adapter, salt=request.cache_salt)
     match request.prompt:
         case ChatPrompt() as prompt:
-            for part in (part for item in items(prompt) for part in item.parts):
+            for part in (part for item in items(prompt, strips=dialect == "vllm") for part in item.parts):
                 chain.feed(part)
                 if chain.full:
                     break
@@ -77,25 +80,27 @@ class Item:
     type: str = ""
 
 
-def items(prompt: ChatPrompt) -> Iterator[Item]:
-    """What the model sees, in that order, one item after the other; items that it does not see have no parts."""
+def items(prompt: ChatPrompt, *, strips: bool = False) -> Iterator[Item]:
+    """What the model sees, in that order, one item after the other; items that it does not see have no parts.
+    ``strips``: without attribution lines in what the system says."""
     for tool in prompt.tools:
         yield _item(tool, is_tool=True)
     if prompt.system is not None:
-        yield _system(prompt.system)
+        yield _system(prompt.system, strips)
     for message in prompt.messages:
-        yield _item(message)
+        yield _item(message, strips=strips)
 
 
-def _system(raw: msgspec.Raw) -> Item:
+def _system(raw: msgspec.Raw, strips: bool) -> Item:
     try:
-        parts = _opened(f"{_ITEM}system", _content(_any.decode(raw)))
+        content = _any.decode(raw)
+        parts = _opened(f"{_ITEM}system", _content(_without_attribution(content) if strips else content))
     except UNDECODABLE:
         parts = [f"{_ITEM}system".encode() + bytes(raw)]
     return Item("system", parts)
 
 
-def _item(raw: msgspec.Raw, *, is_tool: bool = False) -> Item:
+def _item(raw: msgspec.Raw, *, is_tool: bool = False, strips: bool = False) -> Item:
     """One tool, message or input item."""
     try:
         item = _any.decode(raw)
@@ -107,8 +112,8 @@ def _item(raw: msgspec.Raw, *, is_tool: bool = False) -> Item:
     kind = type_of(item)
     if kind in _NOT_SHOWN:
         return Item("", [], is_tool)
-    role = f"{item.get('role', '')}"
-    parts = _content(item.get("content"))
+    role, content = f"{item.get('role', '')}", item.get("content")
+    parts = _content(_without_attribution(content) if strips and role == "system" else content)
     rest = {name: value for name, value in item.items() if name not in _HIDDEN}
     if rest.get("type") == "message":
         del rest["type"]
@@ -124,6 +129,17 @@ def _opened(head: str, parts: list[bytes]) -> list[bytes]:
         return [opening]
     mark = _PART.encode()
     return [opening + mark + parts[0], *(mark + part for part in parts[1:])]
+
+
+def _without_attribution(content: Any) -> Any:
+    """What the system says without the line that differs from session to session (spec: user-cases C5)."""
+    if isinstance(content, list):
+        kept = (_without_attribution(part) for part in content)
+        return [part for part in kept if part is not None]
+    text = content.get("text") if isinstance(content, dict) else content
+    if not isinstance(text, str) or not text.startswith(BILLING_LINE):
+        return content
+    return text.partition("\n")[2] or None
 
 
 def _content(content: Any) -> list[bytes]:

@@ -130,7 +130,7 @@ class PromptCounter:
             if not settings.text_blocks:
                 return media, None
             sizes = {"block_bytes": settings.text_block_bytes, "max_bytes": settings.text_bytes}
-            return media, text_blocks(request, adapter=adapter, **sizes)
+            return media, text_blocks(request, adapter=adapter, dialect=effect.dialect, **sizes)
 
         try:
             return read() if len(request.body) <= INLINE_BYTES else await self._texts.run(read)

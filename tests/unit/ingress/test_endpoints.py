@@ -133,6 +133,26 @@ def test_responses_stored_history_is_not_scored() -> None:
         assert read("responses", input="hi", conversation=stored).prompt is None
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"chat_template": "{{ messages }}"},
+        {"documents": [{"title": "a", "text": "b"}]},
+        {"add_special_tokens": True},
+        {"truncate_prompt_tokens": 100},
+        {"truncate_prompt_tokens": -1},
+    ],
+)
+def test_a_prompt_that_its_engine_makes_otherwise_is_not_scored(members: dict[str, Any]) -> None:
+    """vLLM would make other tokens of it than of the messages alone: nothing is guessed."""
+    request = read("chat_completions", messages=[{"role": "user", "content": "x"}], **members)
+    assert request.prompt is None
+    assert request.facts.input_trigger == "user_message"
+    nothing: dict[str, Any] = {name: [] if name == "documents" else None for name in members}
+    assert read("chat_completions", messages=[], **nothing).prompt is not None
+    assert (read("completions", prompt="x", **members).prompt is None) == ("truncate_prompt_tokens" in members)
+
+
 def test_anthropic_messages_keep_system_and_limit() -> None:
     """Messages: top-level system, ``max_tokens``, usage without asking."""
     request = read("messages", messages=[USER], system="be brief", max_tokens=9, stream=True)

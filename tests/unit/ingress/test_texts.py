@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.ingress.contents import Dialect
 from services.ingress.endpoints import Endpoint, read_request
 from services.ingress.texts import TextBlocks, text_blocks
 
@@ -20,11 +21,12 @@ def blocks_of(
     max_bytes: int = 1 << 20,
     prompt_bytes: int | None = None,
     adapter: str | None = None,
+    dialect: Dialect = "vllm",
     **members: Any,
 ) -> TextBlocks | None:
     body = json.dumps({"model": "m", **members}).encode()
     request = read_request(endpoint, body, prompt_bytes=prompt_bytes)
-    return text_blocks(request, adapter=adapter, block_bytes=BLOCK_BYTES, max_bytes=max_bytes)
+    return text_blocks(request, adapter=adapter, dialect=dialect, block_bytes=BLOCK_BYTES, max_bytes=max_bytes)
 
 
 def chain_of(endpoint: Endpoint = "chat_completions", **members: Any) -> bytes:
@@ -101,6 +103,27 @@ def test_what_the_model_sees_alike_has_one_chain(change: Any) -> None:
     """A text and a list of one text; cache marks, which wander; reasoning of earlier turns (C5)."""
     plain = chain_of("messages", messages=[said("user", LONG), said("assistant", LONG)])
     assert chain_of("messages", messages=[said("user", LONG), said("assistant", change(LONG))]) == plain
+
+
+def test_an_attribution_line_parts_no_sessions_where_the_engine_drops_it() -> None:
+    """C5: with vLLM two sessions of Claude Code whose line differs have one chain, and it is that without the line;
+    SGLang shows the line, so there they have not."""
+
+    def chains(dialect: Dialect, *lines: str) -> set[bytes]:
+        blocks = [[{"type": "text", "text": line}] if line else [] for line in lines]
+        spoken = [said("user", LONG), said("system", "And this."), said("user", LONG)]
+        return {
+            chain_of("messages", system=[*block, {"type": "text", "text": LONG}], messages=spoken, dialect=dialect)
+            for block in blocks
+        }
+
+    lines = [f"x-anthropic-billing-header: cc_version=2.1.332.{suffix};" for suffix in ("1de", "0ab")]
+    assert len(chains("vllm", "", *lines)) == 1
+    assert len(chains("sglang", "", *lines)) == 3
+    together = [chain_of(messages=[said("system", f"{line}\n{LONG}"), said("user", LONG)]) for line in lines]
+    assert {*together} == {chain_of(messages=[said("system", LONG), said("user", LONG)])}
+    elsewhere = chain_of(messages=[said("user", f"{lines[0]}\n{LONG}")])
+    assert elsewhere != chain_of(messages=[said("user", LONG)])
 
 
 def test_item_ids_and_reasoning_items_do_not_count() -> None:

@@ -32,6 +32,9 @@ what surrounds the pieces of its body: chunk extensions, trailers."""
 CHUNK_FRAMING = 16
 """Bytes around a chunk that do not count."""
 
+LOOK_S = 0.01
+"""Between the moment at which an answer seems to be late and the judgement: in it the loop reads its sockets once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
@@ -270,6 +273,7 @@ class AnswerStream:
         self._asked_at = self._last_at = loop.time()
         self._body_begun = False
         self._timer: asyncio.TimerHandle | None = None
+        self._doubted: float | None = None
         self._arm()
 
     # Called by the connection
@@ -343,6 +347,12 @@ class AnswerStream:
                 error = FirstByteTimeoutError(f"no byte of the answer within {self._timeouts.first_byte_s:g} s")
         if error is None:
             self._arm()
+            return
+        deadline = min(self._phase_deadline(), self._total_deadline)
+        if self._doubted != deadline:
+            # A loop that was away may have the answer unread in its sockets: libuv runs timers before it looks again.
+            self._doubted = deadline
+            self._timer = self._loop.call_later(LOOK_S, self._fire)
             return
         connection = self._connection
         self.fail(error)

@@ -32,6 +32,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+LATE_S = 0.1
+"""A loop that is later than this was away: the time is not counted as its clients'."""
 RETRY_AFTER_S = 1
 """When a client that was refused for want of room may ask again."""
 
@@ -271,10 +273,13 @@ class HttpServer:
         shortest = min(
             limits.header_timeout_s, limits.body_timeout_s, limits.keepalive_s, limits.stall_timeout_s, limits.linger_s
         )
-        self._sweep = asyncio.get_running_loop().call_later(min(1.0, shortest / 4), self._sweep_now)
+        loop, pause_s = asyncio.get_running_loop(), min(1.0, shortest / 4)
+        self._sweep = loop.call_later(pause_s, self._sweep_now, loop.time() + pause_s)
 
-    def _sweep_now(self) -> None:
+    def _sweep_now(self, due: float) -> None:
         now = asyncio.get_running_loop().time()
         for connection in list(self._connections):
+            if now - due > LATE_S:
+                connection.forgive(now - due)
             connection.check(now)
         self._sweep_later()

@@ -168,7 +168,8 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(503, "busy")
             return
         self._body_deadline = asyncio.get_running_loop().time() + self.server.limits.body_timeout_s
-        if find(self._headers, b"expect") is not None and self._serving is None:
+        awaited = find(self._headers, b"expect") is not None and self._parser.get_http_version() != "1.0"
+        if awaited and self._serving is None:  # of 1.0 it must be ignored: such a client takes the 100 for its answer
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _fault(self) -> tuple[int, str] | None:
@@ -326,6 +327,15 @@ class ServerConnection(asyncio.Protocol):
     def _expect(self, what: str, within_s: float | None) -> None:
         self._waiting_for = what
         self._deadline = None if within_s is None else asyncio.get_running_loop().time() + within_s
+
+    def forgive(self, away_s: float) -> None:
+        """Nobody read or wrote here for so long: what waits for the client has as much time more."""
+        if self._deadline is not None:
+            self._deadline += away_s
+        if self._body_deadline is not None:
+            self._body_deadline += away_s
+        if self._stall_deadline is not None:
+            self._stall_deadline += away_s
 
     def check(self, now: float) -> None:
         """Act on what is overdue: refuse a slow request, cut a client that does not read, close the rest."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.web.support import read_request, scripted, serving, until
 from tests.support.pace import stands_still
-from web.client import ClientLimits, HttpClient, Timeouts
+from web.client import AnswerStream, ClientLimits, HttpClient, Timeouts
 from web.errors import (
     AnswerTooLargeError,
     BadAnswerError,
@@ -290,6 +290,52 @@ async def test_each_silence_has_its_name(sent: bytes, timeouts: Timeouts, error:
         await asyncio.wait_for(hung_up.wait(), 30)
         assert client.open_connections == 0
         await client.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "timeouts"),
+    [
+        (b"", Timeouts(first_byte_s=0.3)),
+        (OK + b"content-length: 5\r\n\r\nt", Timeouts(idle_s=0.3)),
+        (OK + b"content-length: 5\r\n\r\nt", Timeouts(total_s=0.3)),
+    ],
+)
+async def test_what_came_while_we_were_away_is_read_before_anybody_is_blamed(begun: bytes, timeouts: Timeouts) -> None:
+    """An answer that was there before its time ran out is no silence, though our loop read another one for longer."""
+    whole = OK + b"content-length: 5\r\n\r\ntimes"
+    with socket.create_server(("127.0.0.1", 0)) as long, socket.create_server(("127.0.0.1", 0)) as prompt:
+        client = HttpClient()
+
+        async def asked(
+            listener: socket.socket, timeouts: Timeouts
+        ) -> tuple[asyncio.Task[AnswerStream], socket.socket]:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            asking = asyncio.create_task(client.open("GET", url, [], b"", timeouts))
+            return asking, (await asyncio.to_thread(listener.accept))[0]
+
+        asking, reader = await asked(long, Timeouts())
+        reader.sendall(OK + b"content-length: 3\r\n\r\n")
+        slow = await asking
+        asking, writer = await asked(prompt, timeouts)
+        writer.sendall(begun)
+
+        def read(data: bytes) -> None:
+            writer.sendall(whole.removeprefix(begun))
+            time.sleep(0.6)
+
+        with reader, writer:
+            reading = asyncio.create_task(slow.pipe(read))
+            await asyncio.sleep(0)  # it waits for them
+            reader.sendall(b"abc")
+            try:
+                stream = await asking
+                answer = b""
+                while piece := await stream.read():
+                    answer += piece
+                assert answer == b"times"
+                await reading
+            finally:
+                await client.close()
 
 
 async def test_the_idle_time_starts_again_with_each_piece() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -73,6 +74,15 @@ async def test_expect_100_continue_of_a_body_over_the_limit_is_refused_at_once()
     async with serving(echo, ServerLimits(body_bytes=10)) as server, raw_client(server.port) as client:
         client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\nexpect: 100-continue\r\n\r\n")
         assert (await client.answer())[0] == 413
+
+
+async def test_expect_100_continue_of_http_1_0_is_ignored() -> None:
+    """RFC 9110 §10.1.1: such a client would take the 100 for its answer."""
+    async with serving(echo) as server, raw_client(server.port) as client:
+        client.send(b"POST / HTTP/1.0\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
+        client.send(b"ok")
+        status, _, body = await client.answer()
+        assert (status, body) == (200, b"POST / ok")
 
 
 async def test_head_has_the_length_but_no_body() -> None:
@@ -248,6 +258,17 @@ async def test_a_slow_body_is_answered_408() -> None:
     async with serving(echo, ServerLimits(body_timeout_s=0.1)) as server, raw_client(server.port) as client:
         client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
         assert (await client.answer())[0] == 408
+
+
+async def test_a_body_has_the_time_again_in_which_nobody_read() -> None:
+    """A loop that was away for longer than a body may take has not waited for it."""
+    async with serving(echo, ServerLimits(body_timeout_s=0.5)) as server, raw_client(server.port) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\no")
+        await until(lambda: server.held_body_bytes == 2)
+        time.sleep(1)  # noqa: ASYNC251 - the loop is busy
+        await asyncio.sleep(0.15)  # longer than it is between two looks
+        client.send(b"k")
+        assert (await client.answer())[2] == b"POST / ok"
 
 
 async def test_idle_connections_are_closed() -> None:

@@ -62,3 +62,12 @@ def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"].endswith((".", "?"))
+
+
+def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
+    """By a case of its own each, which Prometheus' checker runs where it is installed."""
+    groups = yaml.safe_load((MONITORING / "alerts.test.yaml").read_text())["tests"]
+    cases = [case for group in groups for case in group["alert_rule_test"]]
+    names = {rule["alert"] for rule in RULES}
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == names
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names

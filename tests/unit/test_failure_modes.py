@@ -201,11 +201,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
 ROWS = {**PARTS, **PROMISES}
 
 
-@pytest.mark.parametrize(("row", "proof"), [(row, proof) for row, proofs in ROWS.items() for proof in proofs])
-def test_the_proof_is_there(row: str, proof: str) -> None:
-    """In its file, under its name."""
+@pytest.mark.parametrize("row", ROWS)
+def test_the_proofs_are_there(row: str) -> None:
+    """In their files, under their names."""
     assert row
-    docstring(proof)
+    for proof in ROWS[row]:
+        docstring(proof)
 
 
 def test_the_page_has_these_rows_and_no_other() -> None:

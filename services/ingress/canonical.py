@@ -16,6 +16,7 @@ import msgspec
 from schemas.base import UNDECODABLE
 from services.ingress.anthropic_messages import anthropic_functions, from_anthropic
 from services.ingress.contents import Dialect, is_object
+from services.ingress.decoded import Decode, decode_all
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.responses_items import from_responses, is_continued, responses_functions
@@ -32,12 +33,15 @@ class Conversation:
     continues: bool = False
 
 
-def conversation_of(prompt: ChatPrompt, dialect: Dialect = "vllm", *, system_first: bool = False) -> Conversation:
+def conversation_of(
+    prompt: ChatPrompt, dialect: Dialect = "vllm", *, system_first: bool = False, decode: Decode = decode_all
+) -> Conversation:
     """``prompt`` in chat's shape, as an engine of this ``dialect`` makes it. ``system_first``: the model's template
-    takes no system message but the first. Raises `TemplateError` for what cannot be said in text."""
+    takes no system message but the first. What ``decode`` gives is not changed. Raises `TemplateError` for what cannot
+    be said in text."""
     try:
-        messages = [_any.decode(message) for message in prompt.messages]
-        tools = [_any.decode(tool) for tool in prompt.tools]
+        messages = decode(prompt.messages)
+        tools = decode(prompt.tools)
         system = None if prompt.system is None else _any.decode(prompt.system)
     except UNDECODABLE as error:
         raise TemplateError(f"the messages cannot be decoded: {error}") from error
@@ -48,7 +52,9 @@ def conversation_of(prompt: ChatPrompt, dialect: Dialect = "vllm", *, system_fir
         raise TemplateError("a message is not an object")
     if prompt.api == "chat":
         shown = [shown_tool(tool) for tool in tools] if dialect == "vllm" else tools
-        said = [_with_known_calls(message) for message in messages] if dialect == "vllm" else messages
+        said = messages
+        if dialect == "vllm":
+            said = [_with_known_calls(message) if "tool_calls" in message else message for message in messages]
         return Conversation(said, shown, prompt.continue_final_message)
     functions = [shown_tool(tool) for tool in anthropic_functions(tools, messages, dialect)]
     return Conversation(from_anthropic(system, messages, dialect, system_first=system_first), functions)

@@ -24,7 +24,7 @@ def prepared(
     """``messages`` as the template gets them from an engine of this ``dialect``; SGLang leaves system messages and
     developers as they are. Raises `TemplateError` for what is no text."""
     made = [_prepared(message, dialect, loops_over_parts) for message in messages]
-    if knows_developer or dialect == "sglang" or not any(message.get("role") == "developer" for message in made):
+    if knows_developer or dialect == "sglang" or "developer" not in [message["role"] for message in made]:
         return made
     return _one_system([_as_system(message) for message in made])
 

@@ -15,12 +15,15 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from services.ingress.canonical import conversation_of, template_options
 from services.ingress.chat_messages import prepared
 from services.ingress.content_format import TEMPLATE_FAILURES, knows_developer, loops_over_content, system_first
 from services.ingress.contents import Dialect, texts_of
+from services.ingress.decoded import Decode, decode_all
 from services.ingress.endpoints import ChatPrompt
 from services.ingress.errors import TemplateError
 
@@ -32,6 +35,9 @@ _GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
 trims messages."""
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_OPEN = frozenset({LoopContext, Namespace, str})
+"""Types of which a template may see all that does not begin with an underscore (``str.format`` in the sandbox's form).
+"""
 
 StrftimeNow = Callable[[str], str]
 """The template's clock: a `strftime` format to the time as text."""
@@ -64,14 +70,23 @@ def _raise_exception(message: str) -> str:
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, which looks for an attribute first and for an item then. An object out of JSON has no attributes
-    but those of every dict: a message's ``role`` is looked up once, without an exception."""
+    but those of every dict: a message's ``role`` is looked up once, without an exception. And of what is `_OPEN` the
+    sandbox keeps nothing back but what begins with an underscore: to ask it costs ten times the look."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
             try:
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if kind in _OPEN and attribute[:1] != "_":
+            try:
+                value = getattr(obj, attribute)
+            except AttributeError:
+                return super().getattr(obj, attribute)
+            formats = self.wrap_str_format(value)
+            return value if formats is None else formats
         return super().getattr(obj, attribute)
 
 
@@ -138,9 +153,11 @@ class ChatTemplate:
         return "low" if none is None or none in map(said, _EFFORTS) else "none"
 
 
-def render_prompt(template: ChatTemplate, prompt: ChatPrompt, dialect: Dialect = "vllm") -> str:
+def render_prompt(
+    template: ChatTemplate, prompt: ChatPrompt, dialect: Dialect = "vllm", decode: Decode = decode_all
+) -> str:
     """The text of one chat prompt, as an engine of this ``dialect`` sees it. Raises `TemplateError`."""
-    conversation = conversation_of(prompt, dialect, system_first=template.system_first)
+    conversation = conversation_of(prompt, dialect, system_first=template.system_first, decode=decode)
     options = template_options(prompt, "none" if prompt.thinks else template.effort_of_none)
     if not conversation.continues:
         return template.render(

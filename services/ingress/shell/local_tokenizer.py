@@ -6,18 +6,21 @@ import json
 import os
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Raw
 from tokenizers import AddedToken, Tokenizer
 
 from bus.errors import SettingsError
 from bus.log import EventLog
 from kvcore.hashing import pack_tokens
 from services.ingress.contents import Dialect
+from services.ingress.decoded import DecodedCache, decode_all
 from services.ingress.endpoints import ChatPrompt, TextPrompt
 from services.ingress.errors import TemplateError
 from services.ingress.prefix_tokens import Plan, PrefixTokenCache
@@ -33,6 +36,9 @@ BATCH_CHARACTERS = 64 * 1024
 
 BATCHES = 4
 """So many batches of one long prompt are encoded at the same time, on as many cores."""
+
+DECODED_SHARE = 4
+"""Of the cache's bytes, one in so many is for messages and tools as they are decoded."""
 
 LONG_BYTES = 256 * 1024
 """After more than this the memory that it took is given back."""
@@ -67,7 +73,8 @@ class LocalTokenizer:
             for token in added.values()
             if token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
         ]
-        self._cache = PrefixTokenCache(verbatim, max_bytes=cache_bytes)
+        self._decoded = DecodedCache(max_bytes=cache_bytes // DECODED_SHARE)
+        self._cache = PrefixTokenCache(verbatim, max_bytes=cache_bytes - cache_bytes // DECODED_SHARE)
         self._lock = threading.Lock()
         self._batches = ThreadPoolExecutor(min(BATCHES, os.cpu_count() or 1), thread_name_prefix="tokenize-batch")
         # What the tokenizer puts before a text of its own accord (a BOS); chat templates write it themselves.
@@ -98,11 +105,20 @@ class LocalTokenizer:
         if isinstance(prompt, ChatPrompt):
             if self.template is None:
                 raise TemplateError("this tokenizer has no chat template")
-            text, leading = render_prompt(self.template, prompt, dialect), b""
+            text, leading = render_prompt(self.template, prompt, dialect, partial(self._decode, apart)), b""
         else:
             text, leading = prompt.text, self._leading if prompt.add_special_tokens else b""
         with self._lock:
             return self._cache.find(text, leading, apart)
+
+    def _decode(self, apart: str, raws: Sequence[Raw]) -> list[Any]:
+        """What of these is not known from the turn before, and that."""
+        with self._lock:
+            found = self._decoded.find(raws, apart)
+        items = [*found.items, *decode_all(raws[len(found.items) :])]
+        with self._lock:
+            self._decoded.keep(found, raws, items)
+        return items
 
     def finish(
         self, plan: Plan, block_size: int | None, salt: str | None = None, adapter: str | None = None

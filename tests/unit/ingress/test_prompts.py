@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jinja2
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -78,6 +81,33 @@ def test_names_in_a_template_are_looked_up_as_jinja_does() -> None:
     ours = template(source).render([], tools)
     assert ours == ImmutableSandboxedEnvironment().from_string(source).render(tools=tools)
     assert ours == "user|False|True||7|A"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("'a'.upper()", "'a'.nothing", "'{0}'.format(7)", "'{0.a}'.format(ns)", "'{a}'.format_map({'a': 1})"),
+        *("ns.a", "ns.nothing", "ns.b.title()", "ns.items"),
+        *("loop.first", "loop.nothing", "loop.previtem", "loop.cycle('x', 'y')"),
+        *("'a'.__class__", "'a'.__len__()", "loop._iterator", "loop.__init__", "ns.__class__", "ns._c"),
+        *("'{0.__class__}'.format(1)", "'{0._c}'.format(ns)", "[].append(1)"),
+    ],
+)
+def test_the_sandbox_keeps_back_what_it_does(expression: str) -> None:
+    """Texts, loops and namespaces are read without asking it: what they show, and what not, is the same."""
+    source = "{% set ns = namespace(a=1, b='b', _c=2) %}{% for m in [1] %}{{ EXPRESSION }}{% endfor %}"
+    source = source.replace("EXPRESSION", expression)
+    renders: list[Callable[[], str]] = [
+        ImmutableSandboxedEnvironment().from_string(source).render,
+        partial(template(source).render, []),
+    ]
+    said = []
+    for render in renders:
+        try:
+            said.append(render())
+        except (jinja2.TemplateError, TemplateError) as error:
+            said.append(str(error).removeprefix("the messages cannot be rendered: "))
+    assert said[0] == said[1]
 
 
 def test_a_template_that_does_not_compile() -> None:

@@ -13,6 +13,10 @@ from services.ingress.tokens import PageRule
 PLACEABLE = frozenset({"ready", "mismatch"})
 """Health in which a worker takes requests; ``mismatch`` is placed by load only."""
 
+LOOK_S = 3.0
+"""Between two looks at who is silent, or two facts, there is less (a tick and the time that its bus may take). Who did
+not look for longer was away itself, or its clock was set: heartbeats may lie unread, and prove no silence."""
+
 MAX_WORKERS = 4096
 MAX_MODELS = 4096
 """Models that are remembered after their last worker left, so that they are answered 503, not 404."""
@@ -39,18 +43,20 @@ class _Heard:
 
 
 class Workers:
-    """A worker is gone when it says ``left`` or is silent for ``lost_s`` seconds."""
+    """A worker is gone when it says ``left`` or is silent for ``lost_s`` seconds in which we listened."""
 
     def __init__(self, lost_s: float = 5.0) -> None:
         self._lost_s = lost_s
         self._heard: dict[str, _Heard] = {}
         self._models: dict[str, None] = {}
+        self._looked_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._heard)
 
     def hear(self, state: WorkerState, now: float) -> None:
         """Take one fact; one that is older than what is known of its source is ignored."""
+        self._look(now)
         known = self._heard.get(state.worker)
         if known is not None and _is_older(state, known.state):
             return
@@ -68,15 +74,28 @@ class Workers:
 
     def expire(self, now: float) -> list[str]:
         """Forget the silent; their names."""
-        lost = [name for name, heard in self._heard.items() if now - heard.at > self._lost_s]
+        self._look(now)
+        lost = [name for name, heard in self._heard.items() if not self._is_heard(heard, now)]
         for name in lost:
             del self._heard[name]
         return lost
 
     def forgive(self, now: float) -> None:
         """We could not listen: count everybody's silence from now."""
+        self._looked_at = now
         for heard in self._heard.values():
             heard.at = now
+
+    def _look(self, now: float) -> None:
+        if self._looked_at is not None and not 0 <= now - self._looked_at <= LOOK_S:
+            self.forgive(now)
+        self._looked_at = now
+
+    def _is_heard(self, heard: _Heard, now: float) -> bool:
+        """Whether it was not silent for too long by the time when we last listened."""
+        if self._looked_at is not None:
+            now = min(now, self._looked_at + LOOK_S)
+        return now - heard.at <= self._lost_s
 
     def knows(self, model: str) -> bool:
         """Whether any worker ever served this model."""
@@ -108,9 +127,7 @@ class Workers:
             (
                 heard.state
                 for heard in self._heard.values()
-                if now - heard.at <= self._lost_s
-                and heard.state.health in PLACEABLE
-                and model in _models_of(heard.state)
+                if self._is_heard(heard, now) and heard.state.health in PLACEABLE and model in _models_of(heard.state)
             ),
             key=lambda state: state.worker,
         )
@@ -139,7 +156,7 @@ class Workers:
             {
                 model
                 for heard in self._heard.values()
-                if now - heard.at <= self._lost_s and heard.state.health in PLACEABLE
+                if self._is_heard(heard, now) and heard.state.health in PLACEABLE
                 for model in _models_of(heard.state)
             }
         )

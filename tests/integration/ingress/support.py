@@ -34,8 +34,9 @@ from web.server import HttpServer, Request, Responder
 MODEL = "sim-8b"
 ASSETS = Path(__file__).resolve().parents[3] / "load" / "engine" / "assets"
 JSON = [(b"content-type", b"application/json")]
-PATIENCE = {"ingress_lost_s": 30.0, "grant_ttl_s": 60.0}
-"""A front door in the test's own process is silent while the machine has no time for it, and not lost."""
+PATIENCE = {"ingress_lost_s": 30.0, "worker_lost_s": 30.0, "grant_ttl_s": 60.0}
+"""A front door and heartbeats in the test's own process are silent while the machine has no time for it, and nobody is
+lost: admission would refuse with `no_worker`."""
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

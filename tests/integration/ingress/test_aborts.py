@@ -99,7 +99,9 @@ class Leaver:
             await until(lambda: self.name in heard.names)
         elif self.point == "first":
             await reader.readexactly(1)
-        elif self.point == "stream":
+        if self.point in ("stream", "end") and b" 200 " not in (status := await reader.readline()):
+            raise AssertionError(f"{self.name} was refused: {status + await reader.readuntil(b'}}')!r}")
+        if self.point == "stream":
             await reader.readexactly(200 + int(self._share * 4_000))
         elif self.point == "end":
             await reader.readuntil(b"[DONE]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +83,24 @@ def test_silence_is_loss() -> None:
     assert workers.get("w1") is None
     workers.hear(state("w1", 2), 6.0)
     assert names(workers, now=6.0) == ["w1", "w2"]
+
+
+@pytest.mark.parametrize("jump_s", [60.0, -60.0])
+def test_who_was_away_finds_nobody_silent(jump_s: float) -> None:
+    """A loop that slept, or a clock that was set, has heartbeats unread: requests that come first find the workers of
+    before, and each has `lost_s` again in which to be heard."""
+    workers = heard(state("w1"), state("w2"))
+    assert workers.expire(1.0) == []
+    now = 1.0 + jump_s
+    assert (names(workers, now=now), workers.models(now)) == (["w1", "w2"], ["m"])
+    workers.hear(state("w2", 1), now)
+    assert names(workers, now=now) == ["w1", "w2"]
+    assert workers.expire(now + 0.5) == []
+    workers.hear(state("w2", 2), now + 2.0)
+    assert workers.expire(now + 4.0) == []
+    workers.hear(state("w2", 3), now + 5.0)
+    assert names(workers, now=now + 5.1) == ["w2"]
+    assert workers.expire(now + 5.1) == ["w1"]
 
 
 def test_leaving_and_health() -> None:

@@ -134,7 +134,10 @@ def responses_trigger(items: list[msgspec.Raw]) -> InputTrigger:
 
 
 def anthropic_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
-    head = _read_head(messages[-1]) if messages else _NO_HEAD
+    """Of the last message that is no word of the system: Claude Code has one after most of what it sends (harness.md
+    §2), for which the peer says ``other``."""
+    heads = map(_read_head, reversed(messages))
+    head = next((head for head in heads if head.role != "system"), _NO_HEAD)
     if head.role != "user":
         return "other"
     try:

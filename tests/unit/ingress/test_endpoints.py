@@ -180,7 +180,9 @@ TRIGGERS: list[tuple[Endpoint, dict[str, Any], InputTrigger]] = [
     ("messages", {"messages": [RESULT]}, "tool_result"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "user_message"),
     ("messages", {"messages": [USER, {"role": "assistant", "content": "x"}]}, "other"),
-    ("messages", {"messages": [USER, {"role": "system", "content": "x"}]}, "other"),
+    ("messages", {"messages": [USER, {"role": "system", "content": "x"}]}, "user_message"),
+    ("messages", {"messages": [RESULT, {"role": "system", "content": []}, {"role": "system"}]}, "tool_result"),
+    ("messages", {"messages": [{"role": "system", "content": "x"}]}, "other"),
     ("messages", {"messages": []}, "other"),
     ("completions", {"prompt": "hi"}, "other"),
 ]

@@ -101,3 +101,14 @@ def test_codex_turns_are_named() -> None:
     turns = [found(row, "r").identity.turn_id for row in RECORDED[CODEX, "exec-turn-state-header"]]
     assert None not in turns
     assert turns[0] == turns[1] != turns[2] == turns[3]
+
+
+def test_what_made_a_harness_send_a_turn_is_known_of_every_recording() -> None:
+    """A user's message or a tool's result, though a system's message may stand after it (Claude Code)."""
+    triggers = {
+        (scenario[0], trigger)
+        for scenario, rows in RECORDED.items()
+        for number, row in enumerate(rows)
+        if (trigger := found(row, f"r{number}").input_trigger) not in ("user_message", "tool_result")
+    }
+    assert triggers == set()

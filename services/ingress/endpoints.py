@@ -60,7 +60,12 @@ LARGEST_NUMBER = (1 << 53) - 1
 MOST_CHOICES = 1 << 16
 """Answers to one prompt that are told apart; vLLM takes 16,384."""
 
+SPLICED = ("stream_options", "priority", "cache_salt", "nvext", "session_id", "vllm_xargs", "kv_hints")
+"""Members that we may put into a body: which of them it lacks is known when it is read."""
+
 _NULL = msgspec.Raw(b"null")
+_ABSENT: Any = msgspec.UNSET
+"""In place of a member of `SPLICED` that is not there: as false as ``None``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,7 @@ class ClientRequest:
     that is known at reading (of a prompt that is counted, it is known then). ``token_ids``: the client asked for
     the ids of what is generated. ``tenant_salt``: the salt that goes into the body in place of the client's;
     ``nvext_salt``: the one that the client has in ``nvext``; ``apart``: what we keep of the prompt is only for
-    requests with the same."""
+    requests with the same. ``absent``: those of `SPLICED` that are surely not in the body."""
 
     endpoint: Endpoint
     method: str = "POST"
@@ -136,6 +141,7 @@ class ClientRequest:
     tenant_salt: str | None = None
     nvext_salt: str | None = None
     apart: str = ""
+    absent: frozenset[str] = frozenset()
 
     @property
     def passed(self) -> bool:
@@ -187,16 +193,19 @@ class _StreamOptions(msgspec.Struct):
 class _Body(Told, kw_only=True):
     model: str
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions | None = _ABSENT
     n: int | None = None
     best_of: int | None = None
-    priority: int | None = None
-    nvext: _Nvext | None = None
+    priority: int | None = _ABSENT
+    nvext: _Nvext | None = _ABSENT
+    cache_salt: Any = _ABSENT
+    session_id: msgspec.Raw = _ABSENT
+    vllm_xargs: msgspec.Raw = _ABSENT
+    kv_hints: msgspec.Raw = _ABSENT
 
 
 class _ChatBody(_Body, kw_only=True):
     messages: list[msgspec.Raw]
-    cache_salt: Any = None
     return_token_ids: Any = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -213,7 +222,6 @@ class _ChatBody(_Body, kw_only=True):
 class _CompletionsBody(_Body, kw_only=True):
     prompt: str | list[int | str | list[int]] | None = None
     prompt_embeds: msgspec.Raw = _NULL
-    cache_salt: Any = None
     return_token_ids: Any = None
     max_tokens: int | None = None
     add_special_tokens: bool = True
@@ -222,7 +230,6 @@ class _CompletionsBody(_Body, kw_only=True):
 
 class _ResponsesBody(_Body, kw_only=True):
     input: msgspec.Raw
-    cache_salt: Any = None
     instructions: msgspec.Raw = _NULL
     reasoning: Any = None
     chat_template_kwargs: msgspec.Raw = _NULL
@@ -233,6 +240,7 @@ class _ResponsesBody(_Body, kw_only=True):
 
 class _MessagesBody(_Body, kw_only=True):
     messages: list[msgspec.Raw]
+    cache_salt: msgspec.Raw = _ABSENT
     system: msgspec.Raw = _NULL
     chat_template_kwargs: msgspec.Raw = _NULL
     max_tokens: int | None = None
@@ -262,7 +270,7 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
     request = build(decoded, body)
-    if decoded.nvext is not None or decoded.priority is not None:
+    if decoded.nvext or decoded.priority:
         priority, as_engine_counts = _priority(decoded)
         request = replace(
             request,
@@ -270,12 +278,17 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
             as_engine_counts=as_engine_counts,
             expected_output_tokens=_expected(decoded),
         )
-    if decoded.nvext is not None and decoded.nvext.cache_salt is not None:
+    if decoded.nvext and decoded.nvext.cache_salt is not None:
         request = replace(request, nvext_salt=str(decoded.nvext.cache_salt))
     if prompt_bytes is not None and len(body) > prompt_bytes and request.prompt is not None:
         media = media_of(body, request.prompt.messages) if isinstance(request.prompt, ChatPrompt) else request.media
         return replace(request, prompt=LargePrompt(), media=media)
     return request
+
+
+def _absent(body: _Body) -> frozenset[str]:
+    """The names of `SPLICED` that the body lacks, however they would be spelled."""
+    return frozenset(name for name in SPLICED if getattr(body, name) is msgspec.UNSET)
 
 
 def _check_encoding(body: bytes) -> None:
@@ -320,6 +333,7 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         usage_asked=not body.stream or bool(options and options.include_usage),
         cache_salt=_text(body.cache_salt),
         token_ids=body.return_token_ids is True,
+        absent=_absent(body),
     )
 
 
@@ -339,6 +353,7 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         cache_salt=_text(body.cache_salt),
         media=_embeddings(body.prompt_embeds),
         token_ids=body.return_token_ids is True,
+        absent=_absent(body),
     )
 
 
@@ -368,6 +383,7 @@ def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
         max_output_tokens=_first_number(body.max_output_tokens),
         cache_salt=_text(body.cache_salt),
         media=TEXT_ONLY if scored else media_of(raw, items),
+        absent=_absent(body),
     )
 
 
@@ -390,6 +406,7 @@ def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") 
         ),
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_tokens),
+        absent=_absent(body),
     )
 
 

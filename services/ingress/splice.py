@@ -61,12 +61,17 @@ def set_member(body: bytes, path: tuple[str, ...], value: bytes) -> bytes:
     return _set(body, 0, path, value)
 
 
-def set_all(body: bytes, changes: Sequence[tuple[tuple[str, ...], bytes]]) -> bytes:
-    """`set_member` with each path and value of ``changes``, one after the other.
+def set_all(body: bytes, changes: Sequence[tuple[tuple[str, ...], bytes]], lacking: Set[str] = frozenset()) -> bytes:
+    """`set_member` with each path and value of ``changes``, one after the other. ``lacking``: names of members that are
+    known not to be there.
 
-    All that are absent cost one look at the body and one copy of it together. Raises `MisuseError`.
+    All that are absent cost one look at the body, where that is not known, and one copy of it together. Raises
+    `MisuseError`.
     """
-    names = names_of(body) if len(changes) > 1 else None
+    if all(path[0] in lacking for path, _ in changes):
+        names: Set[str] | None = frozenset()
+    else:
+        names = names_of(body) if len(changes) > 1 else None
     if names is None:
         for path, value in changes:
             body = _set(body, 0, path, value)

@@ -70,7 +70,7 @@ def spliced_body(request: ClientRequest, splices: Splices, step: Forward) -> tup
     session_id = step.session_id if splices.session_id else step.fields.session_id
     if session_id:
         changes.append((("session_id",), msgspec.json.encode(session_id)))
-    body = set_all(body, changes)
+    body = set_all(body, changes, request.absent)
     if step.fields.xargs:
         body = set_members(body, "vllm_xargs", step.fields.xargs)
     if step.fields.kv_hints is not None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ingress.endpoints import SPLICED, Endpoint, read_request
 from services.ingress.errors import MisuseError
 from services.ingress.splice import members, set_all, set_member, without_members
 
@@ -29,6 +30,7 @@ def written(body: Any, layout: tuple[str, str], ascii_only: bool, indent: int | 
     return b" \n" + text.encode("utf-8", "surrogatepass") + b"\t"
 
 
+@pytest.mark.long
 @given(bodies, layouts, st.booleans(), st.sampled_from([None, 1]), names, values)
 def test_one_member(
     body: dict[str, Any], layout: tuple[str, str], ascii_only: bool, indent: int | None, name: str, value: Any
@@ -62,6 +64,7 @@ def test_a_nested_member(body: dict[str, Any], layout: tuple[str, str], options:
 paths = st.tuples(names) | st.tuples(names, names)
 
 
+@pytest.mark.long
 @given(bodies, layouts, st.lists(st.tuples(paths, values), max_size=4))
 def test_several_members(
     body: dict[str, Any], layout: tuple[str, str], wanted: list[tuple[tuple[str, ...], Any]]
@@ -114,8 +117,33 @@ def test_only_the_members_bytes_go() -> None:
     assert without_members(b" { } ", ("a",)) == b" { } "
 
 
+@pytest.mark.long
 def test_nesting_deeper_than_the_stack_is_spliced() -> None:
     """The scanner has no stack: a body that was read once can always be spliced."""
     body = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b',"priority":1}'
     assert set_member(body, ("priority",), b"9") == body.replace(b'"priority":1', b'"priority":9')
     assert set_member(body, ("n",), b"9") == b'{"n":9,' + body[1:]
+
+
+@pytest.mark.parametrize("endpoint", ["chat_completions", "completions", "responses", "messages"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"",
+        b',"priority":null',
+        b',"prior\\u0069ty":3',
+        b',"session_id":[[1]],"session_id":2',
+        b',"cache_salt":7,"stream_options":{"include_usage":false}',
+        b',"x":{"kv_hints":1},"kv_hints":null,"nvext":{}',
+    ],
+)
+def test_what_a_body_lacks_is_known_when_it_is_read(endpoint: Endpoint, more: bytes) -> None:
+    """Members that are not there are put in without another look, and the same body comes of it."""
+    body = b'{"model":"m","messages":[],"input":"a","prompt":"\\"nvext\\":1"%b}' % more
+    request = read_request(endpoint, body)
+    assert request.absent == set(SPLICED) - json.loads(body).keys()
+    for names in (SPLICED, ("priority",), ("priority", "kv_hints")):
+        changes = [((name,), b"1") for name in names]
+        assert set_all(body, changes, request.absent) == set_all(body, changes)
+    nested = [(("stream_options", "include_usage"), b"true"), (("nvext", "cache_salt"), b'"s"')]
+    assert set_all(body, nested, request.absent) == set_all(body, nested)

@@ -7,6 +7,7 @@ PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
 # The unit part in two plain processes: the messages of `-n 2` cost more than most of these tests (a third of it all).
 UNIT_FIRST := tests/unit/admission tests/unit/ingress tests/unit/tidegate
+SHORT := -m "not long"
 UNIT := $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) unit-first unit-rest
 
 MOONCAKE := .mooncake
@@ -27,11 +28,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # These tests time real processes on machines that others use too: what failed among the others runs once more by itself,
 # and only then is it a failure. What needed its second run is said; more than five failures are no accident.
 TIMED = tests/support/timed.sh $(BIN)/python
+LONG = $(PYTEST) -q -n 2 -m long tests/unit
 INTEGRATION = $(TIMED) -q -n 2 --dist loadfile -m "not compose and not real" tests/integration
 SYSTEM = $(TIMED) -q -m "not compose and not real" tests/system
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native up demo check test test-unit unit-first unit-rest test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz soak bench lock wheelhouse asyncapi clean
+.PHONY: help setup native up demo check test test-unit unit-first unit-rest test-long test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz soak bench lock wheelhouse asyncapi clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -95,14 +97,17 @@ ifneq ($(CARGO),)
 endif
 	@$(UNIT)
 
-test-unit: setup ## pure tests only
+test-unit: setup ## pure tests only, but for the long ones (< 15 s on 2 cores)
 	@$(UNIT)
 
 unit-first:
-	$(PYTEST) -q $(UNIT_FIRST)
+	$(PYTEST) -q $(SHORT) $(UNIT_FIRST)
 
 unit-rest:
-	$(PYTEST) -q tests/unit $(addprefix --ignore=,$(UNIT_FIRST))
+	$(PYTEST) -q $(SHORT) tests/unit $(addprefix --ignore=,$(UNIT_FIRST))
+
+test-long: setup ## the pure tests that compute for longer (marked `long`)
+	$(LONG)
 
 test-histories: setup ## ten thousand random histories of scheduling policies (HISTORIES_SEED=7 for others), and all properties at length
 	$(PYTEST) -q -n 2 tests/histories
@@ -119,6 +124,7 @@ test: setup ## everything that needs no Docker and no real engine (< 10 minutes 
 	@$(MAKE) --no-print-directory test-rooms
 
 test-rooms: setup ## all of `make test` but the unit part, which `make check` has run
+	$(LONG)
 ifneq ($(CARGO),)
 	$(PYTEST) -q -n 2 native/tests
 endif

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schemas.admit import AdmitRequest, Granted, Held, Refused
-from schemas.request import RequestEnd, Usage
+from schemas.admit import AdmitCancel, AdmitRequest, Granted, Held, Refused
+from schemas.request import RequestDispatched, RequestEnd, Usage
 from services.admission.effects import AskIndex, Effect, Publish, Reply, WriteRow
-from services.admission.events import LeadershipChanged, MatchAnswered, MatchFailed, Tick, WorkerStated
+from services.admission.events import (
+    AdmitAsked,
+    AdmitCancelled,
+    Dispatched,
+    LeadershipChanged,
+    MatchAnswered,
+    MatchFailed,
+    Tick,
+    WorkerStated,
+)
+from services.admission.state import hedge_id
 from tests.unit.admission.build import (
+    MODEL,
     Driven,
     accepted,
     ask,
@@ -28,6 +40,8 @@ SESSIONS = ("s0", "s1")
 LIMIT = 1
 TTL_S = 8.0
 HOLD_S = 20.0
+HEDGES = "hedge."
+"""How the subjects begin to which answers about second sendings go."""
 
 
 class Owed(msgspec.Struct):
@@ -41,6 +55,7 @@ class Owed(msgspec.Struct):
     asked: int = 0
     waiting: bool = False
     worker: str | None = None
+    hedged: str = ""
     gone: bool = False
 
 
@@ -76,6 +91,9 @@ class Books(RuleBasedStateMachine):
 
     def saw(self, effects: list[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, Reply) and effect.reply_to.startswith(HEDGES):
+                self.saw_hedge(effect)
+                continue
             match effect:
                 case AskIndex(ticket):
                     (self.stale if self.core.answer_index else self.questions).append(ticket)
@@ -95,6 +113,17 @@ class Books(RuleBasedStateMachine):
                     self.requests[request_id].waiting = False
                 case WriteRow(message_id=message_id):
                     self.rows.append(message_id)
+
+    def saw_hedge(self, reply: Reply) -> None:
+        """Granted or refused, once, and only beside the request's own grant."""
+        assert not isinstance(reply.message, Held)
+        owed = self.requests[reply.message.request_id]
+        if isinstance(reply.message, Granted):
+            entry = self.core.core.state.ledger.get(owed.request_id)
+            assert entry is not None
+            assert not owed.hedged
+            owed.hedged = reply.message.grant.worker
+            assert owed.hedged != entry.grant.worker
 
     def do(self, effects: list[Effect]) -> None:
         self.saw(effects)
@@ -160,6 +189,42 @@ class Books(RuleBasedStateMachine):
         self.asks += 1
         owed.attempt, owed.asked, owed.waiting = 1, self.asks, True
         self.do(self.core.ask(self.message(owed, (owed.worker or "",))))
+
+    @precondition(lambda self: any(each.worker and each.attempt == 0 for each in self.live()))
+    @rule(data=st.data())
+    def is_slow(self, data: st.DataObject) -> None:
+        """A second sending is asked for."""
+        owed = data.draw(st.sampled_from([each for each in self.live() if each.worker and each.attempt == 0]))
+        if owed.epoch != self.epochs[owed.ingress]:
+            return
+        self.silent.discard(owed.ingress)
+        question = msgspec.structs.replace(self.message(owed, (owed.worker or "",)), attempt=1, hedge=True)
+        self.do(self.core.do(AdmitAsked(question, f"{HEDGES}{owed.request_id}")))
+
+    @precondition(lambda self: any(each.hedged for each in self.live()))
+    @rule(data=st.data(), wins=st.booleans())
+    def a_race_is_over(self, data: st.DataObject, wins: bool) -> None:
+        """The second becomes the request, or goes."""
+        owed = data.draw(st.sampled_from([each for each in self.live() if each.hedged]))
+        booked = self.core.core.state.ledger.get(hedge_id(owed.request_id))
+        if owed.epoch != self.epochs[owed.ingress] or owed.ingress != "ingress-1" or owed.attempt or booked is None:
+            return
+        self.silent.discard(owed.ingress)
+        if wins:
+            owed.attempt, owed.worker = 1, owed.hedged
+            fact = RequestDispatched(
+                source=owed.ingress, epoch=owed.epoch, seq=0, at_ms=0, request_id=owed.request_id, model=MODEL,
+                worker=owed.hedged, rank=0, attempt=1, mode="policy", grant_id=booked.grant.grant_id,
+            )  # fmt: skip
+            self.do(self.core.do(Dispatched(fact)))
+            entry = self.core.core.state.ledger.get(owed.request_id)
+            assert entry is not None
+            assert (entry.grant.worker, entry.attempt) == (owed.hedged, 1)
+        else:
+            cancel = AdmitCancel(request_id=owed.request_id, ingress=owed.ingress, reason="hedge_over", hedge=True)
+            self.do(self.core.do(AdmitCancelled(cancel)))
+            assert self.core.core.state.ledger.get(owed.request_id) is not None
+        assert self.core.core.state.ledger.get(hedge_id(owed.request_id)) is None
 
     @precondition(lambda self: bool(self.live()))
     @rule(data=st.data())
@@ -269,6 +334,12 @@ class Books(RuleBasedStateMachine):
         check_books(self.core.core)
 
     @invariant()
+    def a_second_sending_is_booked_beside_a_first_only(self) -> None:
+        ledger = self.core.core.state.ledger
+        names = {entry.grant.request_id for entry in ledger}
+        assert {name.removeprefix("hedge:") for name in names} <= names
+
+    @invariant()
     def nobody_has_more_than_his_places(self) -> None:
         for (_, _), account in self.core.core.state.ledger.accounts():
             assert 0 <= account.requests <= LIMIT
@@ -289,6 +360,7 @@ class Books(RuleBasedStateMachine):
         for owed in self.requests.values():
             if owed.gone:
                 assert self.core.core.state.ledger.get(owed.request_id) is None
+                assert self.core.core.state.ledger.get(hedge_id(owed.request_id)) is None
 
     @invariant()
     def turns_of_a_session_are_granted_in_the_order_they_asked(self) -> None:
@@ -325,4 +397,4 @@ class Books(RuleBasedStateMachine):
 
 
 Books.TestCase.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
-TestBooks = Books.TestCase
+TestBooks = pytest.mark.long(Books.TestCase)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
@@ -208,6 +209,7 @@ def run(machine: type[ScheduledBooks], histories: int, steps: int, number: int) 
     run_state_machine_as_test(seed(number)(machine), settings=given)
 
 
+@pytest.mark.long
 def test_books_under_a_policy() -> None:
     """A few; the many are in `tests/histories`."""
     run(ScheduledBooks, 12, 25, 1)

@@ -458,6 +458,7 @@ TOKENS = (1_000, 4_000, 7_000, 9_000)
 STEPS = st.tuples(st.sampled_from(MOVES), st.integers(0, 4), st.sampled_from(TOKENS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(SETTINGS))
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, min_size=10, max_size=30))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from bus import garbage
 
 
+@pytest.mark.long
 def test_what_is_there_is_left_out_meanwhile() -> None:
     """What was alive is not looked at any more, later garbage is found, and afterwards all is as before."""
     kept = [[number] for number in range(100)]

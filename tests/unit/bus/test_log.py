@@ -70,6 +70,7 @@ def lines_of(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+@pytest.mark.long
 def test_a_flood_of_one_kind_is_cut_off_and_counted(stream: io.StringIO) -> None:
     """A tester's case: 20,000 bad messages were 20,000 lines, 3.6 MB. The first of a minute are written, then one line
     says how many were not; another kind, and the next minute, have lines of their own."""
@@ -99,6 +100,7 @@ def test_a_flood_of_one_kind_is_cut_off_and_counted(stream: io.StringIO) -> None
     assert len(lines_of(stream)) == LINES + 4
 
 
+@pytest.mark.long
 def test_errors_and_libraries_are_limited_and_the_process_own_life_is_not(stream: io.StringIO) -> None:
     """An error with its traceback, and a library's line by its text without arguments; leadership always, and debug
     lines, which somebody asked for."""

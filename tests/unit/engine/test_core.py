@@ -175,6 +175,7 @@ def test_invariants_under_any_load(commands: list[object], policy: SchedulingPol
     assert core.cache.pool.used_blocks == 0
 
 
+@pytest.mark.long
 @given(
     prompts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.sampled_from([None, "s"])), max_size=12),
     together=st.booleans(),

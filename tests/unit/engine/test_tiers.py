@@ -168,6 +168,7 @@ scenes = (
 )
 
 
+@pytest.mark.long
 @given(*scenes)
 def test_random_histories(
     history: list[tuple[str, int, int]], host: int, disk: int, write: str, block_s: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -256,4 +257,4 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(stateful_step_count=40)
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.long(Histories.TestCase)

@@ -68,6 +68,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["simulated", "trained"])
 @given(st.lists(pieces, max_size=30).map("".join))
 def test_the_ids_are_the_tokenizers(name: str, text: str) -> None:
@@ -75,6 +76,7 @@ def test_the_ids_are_the_tokenizers(name: str, text: str) -> None:
     assert encoder.encode(text).tolist() == ids(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["simulated", "trained"])
 @pytest.mark.parametrize("unit", ["a", " ", "\n", " \n", "!", "1", "ab ", "<think>", "'s"])
 def test_the_longest_text_is_no_trouble(name: str, unit: str) -> None:
@@ -104,6 +106,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_may_differ_is_not_taken(change: Change) -> None:
     definition = copy.deepcopy(simulated())
@@ -135,6 +138,7 @@ def test_a_token_that_its_bytes_are_not_merged_to_is_not_taken() -> None:
         AsciiEncoder(definition, ids_of(definition))
 
 
+@pytest.mark.long
 def test_each_text_goes_its_way_and_keeps_its_place() -> None:
     tokenizer = LocalTokenizer(ASSETS, cache_bytes=1 << 20)
     texts = ["plain", "grün", "", "x" * (LONGEST + 1), "last <|im_end|>", "中文"]

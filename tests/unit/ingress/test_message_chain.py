@@ -109,6 +109,7 @@ def test_namespaces_do_not_meet() -> None:
     assert plain.hashes != salted.hashes
 
 
+@pytest.mark.long
 def test_what_has_no_messages_has_no_chain() -> None:
     """A completion's prompt is a text that ends anywhere; a conversation without end is not carried about."""
     assert read("completions", prompt="Once upon a time") is None

@@ -117,6 +117,7 @@ def stream(*documents: dict[str, Any], end: bytes = b"\n\n") -> bytes:
 EVENTS = [chat_event, tool_event, messages_event, responses_event, completions_event]
 
 
+@pytest.mark.long
 @given(
     which=st.sampled_from(EVENTS),
     cuts=st.lists(st.integers(1, 60), max_size=8),

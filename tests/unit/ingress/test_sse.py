@@ -101,6 +101,7 @@ def run(pieces: list[bytes], *, strip: bool = False, endpoint: str = "chat_compl
     return b"".join(out), reader.facts()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_any_two_pieces(end: str) -> None:
     """The corpus cut at every byte: same bytes to the client, same facts (C1)."""
@@ -420,6 +421,7 @@ def test_impossible_usage_is_no_usage(number: str) -> None:
     assert reader.facts().usage.input_tokens is None
 
 
+@pytest.mark.long
 def test_an_engines_words_are_cut() -> None:
     """Reasons and tool calls go into facts and rows, which must fit into a message (one row per request)."""
     call = {"id": "i" * 5000, "function": {"name": "n" * 5_000_000}}

@@ -117,6 +117,7 @@ def run(name: str, pieces: list[bytes], *, strip: bool) -> tuple[bytes, AnswerFa
     return b"".join(out), reader.facts()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("name", STREAMS)
 def test_every_split(name: str, end: str) -> None:
@@ -172,6 +173,7 @@ def test_pieces_of_whole_events(said: list[tuple[str, int]]) -> None:
     assert run("chat", [*pieces, once[-1]], strip=True) == run("chat", [b"".join(once)], strip=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_a_megabyte_in_one_event(end: str) -> None:
     """Cut around both of its ends, and in pieces of a socket's read: the same bytes and facts."""

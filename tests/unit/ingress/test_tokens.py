@@ -66,6 +66,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.long
 @given(steps, st.sampled_from([1_500, 4_000, 1_000_000]), st.sampled_from([b"", pack_tokens([1])]))
 def test_cached_is_what_encoding_from_scratch_gives(
     script: list[tuple[object, ...]], max_bytes: int, leading: bytes
@@ -158,6 +159,7 @@ def test_the_least_recently_used_conversation_goes_first() -> None:
     assert len(cache) == kept, "what does not fit is not kept, and displaces nothing"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("conversations", "messages"), [(1, 2000), (1000, 1), (60, 30)])
 def test_what_is_counted_is_what_is_held(conversations: int, messages: int) -> None:
     """The bound is one of memory: few long conversations or many short ones, no less is counted than they hold."""

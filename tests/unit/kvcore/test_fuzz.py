@@ -19,6 +19,7 @@ def test_what_was_found_once(twin: Twin) -> None:
         run(kind, int(number), twin)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_some_of_every_kind(twin: Twin, kind: str) -> None:
     """The same few at every run; `make fuzz` looks longer."""

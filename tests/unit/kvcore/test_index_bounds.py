@@ -105,6 +105,7 @@ def test_blocks_that_left_are_remembered_within_a_bound(twin: Twin) -> None:
     assert index.stats().holed == 0
 
 
+@pytest.mark.long
 def test_memory_is_given_back() -> None:
     """Removing the workers returns what their blocks took, shared table included (here the Python twin's, which can be
     traced)."""

@@ -53,6 +53,7 @@ def told(twin: Twin, history: list[tuple[tuple[str, int], Event]]) -> PrefixInde
     return index
 
 
+@pytest.mark.long
 @given(before=histories, source=histories, live=histories, wanted=st.sets(st.sampled_from(RANKS)))
 def test_an_index_lives_on_while_ranks_are_prepared(
     twin: Twin,

@@ -532,6 +532,7 @@ def test_many_components(twin: PoolTwin) -> None:
     assert (loaded.stats().objects, loaded.stats().rejected) == (4, {"too_many_components": 5})
 
 
+@pytest.mark.long
 def test_components_of_all_deployments_are_bounded(twin: PoolTwin) -> None:
     """Ever new deployments with ever new components: those touched longest ago make room."""
     components = [f"_{number}" for number in range(1000)]
@@ -557,6 +558,7 @@ def test_huge_keys_are_not_kept(twin: PoolTwin) -> None:
 LIMITED = PoolLimits(max_pages=6, max_prefixes=3, max_components=3)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4)), max_size=12),

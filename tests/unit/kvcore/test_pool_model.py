@@ -164,6 +164,7 @@ def place(key: str) -> tuple[str, str, bytes]:
     return parsed.scheme, parsed.prefix, parsed.page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("twin", POOL_TWINS, ids=str)
 @given(st.lists(OPERATION, max_size=7))
 def test_any_history(twin: PoolTwin, operations: list[tuple[Any, ...]]) -> None:
@@ -174,6 +175,7 @@ def test_any_history(twin: PoolTwin, operations: list[tuple[Any, ...]]) -> None:
         world.check(world.index)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("twin", POOL_TWINS, ids=str)
 @given(st.lists(EVENT, max_size=12, unique_by=lambda event: (event[1], event[3])), st.randoms(use_true_random=False))
 def test_order_and_repetition(twin: PoolTwin, events: list[Told], random: Any) -> None:

@@ -159,7 +159,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 IndexMachine.TestCase.settings = settings(stateful_step_count=25)
-TestIndexMachine = IndexMachine.TestCase
+TestIndexMachine = pytest.mark.long(IndexMachine.TestCase)
 
 
 def test_pools_never_meet() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -418,6 +419,7 @@ def test_two_payloads_of_one_number() -> None:
     assert (stream.state, stream.last) == ("synced", 3)
 
 
+@pytest.mark.long
 @example(gaps=[0.5], delays=[1.0], restarts={0}, late="facts")
 @given(
     gaps=st.lists(st.floats(0.01, 0.6), min_size=1, max_size=60),

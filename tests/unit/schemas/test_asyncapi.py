@@ -35,6 +35,7 @@ def test_the_file_is_what_the_schemas_say(capsys: pytest.CaptureFixture[str]) ->
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_check_notices_a_change(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +49,7 @@ def test_check_notices_a_change(
     assert main(["--check"]) == 1
 
 
+@pytest.mark.long
 def test_yaml_reads_the_same() -> None:
     """A real YAML reader sees what we meant."""
     assert yaml.safe_load(OUTPUT.read_text()) == json.loads(json.dumps(document()))

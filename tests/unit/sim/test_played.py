@@ -239,6 +239,7 @@ def ids_of(letters: str, length: int, block: int) -> list[str]:
     return whole + ([f"{letters[: length // block + 1]}+{length % block}"] if length % block else [])
 
 
+@pytest.mark.long
 @given(st.data(), st.sampled_from((4, 16, 24, 32)))
 def test_prefixes_are_found_as_ids_say(data: st.DataObject, block: int) -> None:
     """One request after another on one worker: each finds the longest whole blocks that it has in common with any
@@ -321,6 +322,7 @@ def as_graph(programs: Sequence[Program]) -> Recording:
     return Recording(tuple(every), tuple(nodes), plays, 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["kv", "commit", "continuum", "thunderagent"])
 def test_programs_of_turns_are_a_graph(policy: str) -> None:
     """Sub-agents under memory pressure on two workers: every turn is the same, time for time, as where the loop itself

@@ -100,6 +100,7 @@ def test_marks_belong_to_the_newest_fault_that_allows_them() -> None:
     assert explained_mark(replace(mark, mark="blind"), [fault("partition", "ingress-1")]) is None
 
 
+@pytest.mark.long
 @given(
     copies=st.lists(st.integers(0, 3), min_size=1, max_size=12),
     strangers=st.integers(0, 2),

@@ -98,6 +98,7 @@ def agree(plays: Plays, speed: float, lanes: int | None, kv_tokens: int = ENOUGH
     return len(there)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(path.name for path in SAMPLE.parent.glob("*.jsonl*")))
 @pytest.mark.parametrize(("speed", "lanes"), [(1.0, None), (5.0, None), (2.0, 2)])
 def test_recorded_traces_go_the_same_way_in_both(name: str, speed: float, lanes: int | None) -> None:
@@ -121,6 +122,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
     return found
 
 
+@pytest.mark.long
 @given(rows(), st.sampled_from((None, 1, 2)))
 def test_any_rows(found: list[Row], lanes: int | None) -> None:
     """Both go the same way; at recorded durations every request goes when it did; and the same holds of the trace as

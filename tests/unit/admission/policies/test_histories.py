@@ -26,6 +26,7 @@ from tests.unit.admission.policies.any_policy import VARIANTS, machine
 from tests.unit.admission.scheduling.machine import Tally
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=lambda value: str(value))
 def test_a_policy_survives_any_history(name: str, parameters: Mapping[str, object]) -> None:
     """It admits only turns that are ready, once, to seats that are there; and answers the same when told the same."""

@@ -276,6 +276,7 @@ def test_parameters() -> None:
             make_policy("lease", wrong)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_any_history(seed: int) -> None:
     """1 to 6, 13, 14 of §5.3 after every event; in the end nothing is left, and a second policy says the same."""

@@ -11,6 +11,7 @@ from services.admission.policies.thunderagent_dynamo import DynamoThunderAgent
 from services.admission.policies.thunderagent_paper import PaperThunderAgent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_finishes_every_program(name: str) -> None:
     """With its defaults, on two workers under pressure, with sub-agents: nothing is held for ever."""

@@ -83,6 +83,7 @@ def test_every_invariant_has_its_check() -> None:
     assert made <= named
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_histories(kind: Kind) -> None:
     """A few; the same each time."""

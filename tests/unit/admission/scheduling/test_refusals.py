@@ -55,6 +55,7 @@ def decisions(make: type[Commit], room: float, span_s: float) -> list[tuple[Even
     return said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("room", "span_s"), [(0.5, 80.0), (0.25, 80.0), (0.4, 0.0)])
 def test_seats_that_are_left_out_would_have_refused(
     monkeypatch: pytest.MonkeyPatch, room: float, span_s: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,6 +143,7 @@ def naive(case: Case) -> Outcome:
     return outcome
 
 
+@pytest.mark.long
 @given(cases())
 def test_nodes_go_when_the_rules_say(case: Case) -> None:
     """Any graph, both triggers, failures, speeds and lanes: the same times, plays and skipped nodes as the naive

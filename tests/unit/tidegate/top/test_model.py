@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,6 +145,7 @@ def naive_session(name: str, facts: list[Any], whose: dict[str, str], held: set[
     )
 
 
+@pytest.mark.long
 @given(histories())
 def test_any_order_gives_what_a_recount_gives(heard: list[Heard]) -> None:
     """Facts that are lost are not guessed, those that come late or twice change nothing that they should not."""
@@ -219,6 +221,7 @@ def test_a_lease_ends_by_itself_and_a_tool_that_is_told_replaces_the_guess() -> 
     assert (row(model, "s", 4.0).state, row(model, "s", 6.2).state) == ("leased", "idle")
 
 
+@pytest.mark.long
 def test_hostile_floods_are_bounded_and_counted() -> None:
     """Ids of any length and number: what is kept has a bound, and what is not is said."""
     house, model = House(), Model(max_sessions=50)

@@ -28,6 +28,7 @@ def decoded(line: dict[str, Any]) -> list[Span]:
     return list(said.resource_spans[0].scope_spans[0].spans)
 
 
+@pytest.mark.long
 def test_a_file_holds_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines, read back, are to the byte the spans that the SDK sends; a line is a run."""
     path = tmp_path / "spans.jsonl"

@@ -333,6 +333,7 @@ tools = st.builds(
 )
 
 
+@pytest.mark.long
 @given(
     requests(),
     st.lists(tools, max_size=6),

@@ -202,6 +202,7 @@ def naive_rank(values: list[float], percent: float) -> float:
     return min(value for value in values if sum(other <= value for other in values) * 100 >= percent * len(values))
 
 
+@pytest.mark.long
 @given(st.lists(rows, max_size=9), st.lists(tool_rows, max_size=5))
 def test_tables_are_those_of_a_naive_recount(said: list[tuple[int, int, str | None, Row]], told: list[Row]) -> None:
     """Each number again from the rows themselves, one at a time."""

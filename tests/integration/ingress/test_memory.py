@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ import pytest
 from services.ingress.endpoints import ChatPrompt, read_request
 from services.ingress.shell.local_tokenizer import LocalTokenizer
 from tests.integration.ingress.support import ASSETS, Door, Stage, chat, until
+from tests.support.pace import stands_still
+from tests.support.processes import python_process, settings_arguments
+from web.client import HttpClient
 from web.server import Request, Responder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -18,8 +23,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 MIB = 1024 * 1024
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+STALLED = 40
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096
 
 
@@ -108,3 +116,55 @@ async def test_a_body_that_dribbles_ends_with_408(stage: Stage) -> None:
             await asyncio.wait((answer,), timeout=0.05)
         assert b" 408 " in await answer
         writer.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+async def test_clients_that_do_not_read_cost_bounded_memory(stage: Stage, tmp_path: Path) -> None:
+    """40 of them before engines that send as fast as they can: each costs the two high-water marks and a read, not
+    what its engine has to say, and `/healthz` answers meanwhile."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 64_000 + b'"}}]}\n\n'
+    sent, open_answers, all_open = 0, 0, asyncio.Event()
+
+    async def flood(request: Request, responder: Responder) -> None:
+        nonlocal sent, open_answers
+        responder.start(200, [(b"content-type", b"text/event-stream")])
+        responder.write(event)
+        open_answers += 1
+        await all_open.wait()
+        while not responder.gone.is_set():
+            responder.write(event)
+            sent += len(event)
+            await responder.drain()
+            await asyncio.sleep(0)
+        open_answers -= 1
+
+    for engine in stage.engines.values():
+        engine.script = flood
+    settings = {"nats_url": stage.nats.url, "port": 0, "http_port": -1, "instance": "ingress-full", "tokenize": "none"}
+    arguments = settings_arguments({**settings, "admit_idle_s": 0.05})
+    async with python_process("services.ingress", *arguments, directory=tmp_path, name="ingress") as process:
+        await process.wait_said("front_door_open")
+        url = process.output.split("front_door_open url=")[1].split()[0]
+        host, port = url.removeprefix("http://").split(":")
+        client = HttpClient()
+        body = json.dumps(chat("x" * 50_000, stream=True)).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        await client.fetch("GET", f"{url}/healthz", [], b"")
+        before = resident_bytes(process.pid)
+        loop = asyncio.get_running_loop()
+        with ExitStack() as stack:
+            for _ in range(STALLED):
+                connection = stack.enter_context(socket.socket())
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.setblocking(False)
+                await loop.sock_connect(connection, (host, int(port)))
+                await loop.sock_sendall(connection, head + body)
+            await until(lambda: open_answers == STALLED)
+            all_open.set()
+            await stands_still(lambda: sent, 60)
+            cost = (resident_bytes(process.pid) - before) / STALLED
+            assert (await client.fetch("GET", f"{url}/healthz", [], b"")).status == 200
+            assert cost < MIB
+        await until(lambda: open_answers == 0)
+        await client.close()
+        assert await process.stop() == 0

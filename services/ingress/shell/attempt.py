@@ -22,6 +22,7 @@ from services.ingress.shell.forwarding import downstream
 from services.ingress.splice import set_all, set_member, set_members, without_members
 from services.ingress.sse import EventStream
 from web.client import AnswerStream, HttpClient, Timeouts
+from web.errors import BadAnswerError
 from web.headers import Headers, find
 from web.server import Responder
 
@@ -121,9 +122,12 @@ class Attempt:
     async def open(
         self, client: HttpClient, url: str, headers: Headers, body: bytes, timeouts: Timeouts, method: str = "POST"
     ) -> int:
-        """Send the request, wait for the first byte of the answer's body, return its status. Raises `WebError`."""
+        """Send the request, wait for the first byte of the answer's body, return its status. Raises `WebError`: of an
+        API that we know a redirect is none of its answers, and would lead clients, prompts and all, past us."""
         stream = await client.open(method, url, headers, body, timeouts)
         self._stream = stream
+        if 300 <= stream.status < 400 and self._endpoint != "passthrough":
+            raise BadAnswerError(f"the engine redirects (status {stream.status})")
         self._first = await stream.read()
         return stream.status
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.ingress.support import JSON, LONG, MODEL, Stage, System, chat, until
+from tests.integration.ingress.support import JSON, LONG, MODEL, ScriptedEngine, Stage, System, chat, until
 from tests.support.pace import stands_still
 from tests.support.processes import python_process, settings_arguments
 from web.client import HttpClient
@@ -197,6 +197,28 @@ async def test_a_worker_that_falls_silent_gets_nothing_more(stage: Stage) -> Non
         await until(lambda: door.service.workers == 0)
         answer = await door.post(chat())
         assert (answer.status, answer.header("retry-after")) == (503, b"1")
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_a_redirect_is_neither_followed_nor_passed_on(stage: Stage, status: int) -> None:
+    """An engine that redirects has not answered: another is tried, then the client reads 502 `bad_answer`, without an
+    address. What an unknown API says is its own affair."""
+    elsewhere = ScriptedEngine()
+    await elsewhere.start()
+
+    async def redirect(request: Request, responder: Responder) -> None:
+        responder.send(status, [(b"location", f"{elsewhere.url}{request.path}".encode())], b"")
+
+    for engine in stage.engines.values():
+        engine.script = redirect
+    async with stage.door(tokenize="none", admit_idle_s=0.05) as door:
+        answer = await door.post(chat())
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (502, "bad_answer")
+        assert answer.header("location") is None
+        assert [len(engine.seen) for engine in stage.engines.values()] == [1, 1]
+        assert (await door.get("/v1/files")).status == status
+        assert not elsewhere.seen
+    await elsewhere.close()
 
 
 async def test_too_many_requests_in_flight_are_429(stage: Stage) -> None:

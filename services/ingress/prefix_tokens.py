@@ -19,7 +19,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
@@ -123,7 +123,8 @@ class Plan:
     ) -> Filled:
         """The whole prompt in the namespace of ``salt`` and ``adapter``, given the ids of `missing`."""
         entry, known = self._entry, self._known
-        pieces = [self._leading if entry is None else entry.tokens[: self.known_tokens * TOKEN_BYTES]]
+        pieces: list[bytes | memoryview]
+        pieces = [self._leading if entry is None else memoryview(entry.tokens)[: self.known_tokens * TOKEN_BYTES]]
         pieces += [ids.tobytes() if isinstance(ids, array) else pack_tokens(ids) for ids in encoded]
         ends, counts = (array("I"), array("I")) if entry is None else (entry.ends[:known], entry.counts[:known])
         count = self.known_tokens
@@ -240,21 +241,29 @@ class PrefixTokenCache:
         entry = _Entry(*known, filled.chains, filled.ends, filled.counts, keys)
         if entry.size_bytes > self._max_bytes:
             return
-        old = plan._entry
+        old, gone = plan._entry, None
         if old is not None and plan._known == len(old.ends) and self._entries.get(id(old)) is old:
-            self._forget(old)
+            gone = old
+            self._forget(old, but=set(keys))
         self._entries[id(entry)] = entry
         self.size_bytes += entry.size_bytes
+        alone = (entry,)
         for key in keys:
             others = self._places.get(key, ())
-            self._places[key] = (entry, *others[: AT_A_MARK - 1])
+            if not others or (len(others) == 1 and others[0] is gone):
+                self._places[key] = alone
+            else:
+                self._places[key] = (entry, *[other for other in others if other is not gone][: AT_A_MARK - 1])
         while self.size_bytes > self._max_bytes:
             self._forget(next(iter(self._entries.values())))
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: _Entry, but: Set[int] = frozenset()) -> None:
+        """``but``: marks at which its follower takes its place."""
         del self._entries[id(entry)]
         self.size_bytes -= entry.size_bytes
         for key in entry.keys:
+            if key in but:
+                continue
             others = tuple(other for other in self._places.get(key, ()) if other is not entry)
             if others:
                 self._places[key] = others

@@ -192,6 +192,19 @@ def test_two_conversations_with_one_beginning_are_forgotten_one_by_one() -> None
     assert cache.find(rendered([system, ("user", "first"), ("user", "more")])).known_tokens == 0
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 4)), max_size=30))
+def test_a_mark_leads_only_to_what_is_kept(turns: list[tuple[int, int, int]]) -> None:
+    """Whoever goes on, forks or is forgotten: each conversation is at its own marks, once, and nowhere else."""
+    cache = PrefixTokenCache(SPECIAL, max_bytes=20_000)
+    for start, fork, length in turns:
+        talk = [("system", f"{start} " * 100), *[("user", f"{fork} {turn} " * 60) for turn in range(length)]]
+        cache.prompt(rendered(talk), BLOCK, lambda texts: [[1, 2, 300]] * len(texts))
+        at = [(key, id(entry)) for key, entries in cache._places.items() for entry in entries]
+        kept = [(key, number) for number, entry in cache._entries.items() for key in entry.keys]
+        assert sorted(at) == sorted(kept)  # fewer than `AT_A_MARK` at any
+        assert cache.size_bytes == sum(entry.size_bytes for entry in cache._entries.values())
+
+
 def test_conversations_with_one_beginning_are_each_known_to_their_ends() -> None:
     """Many sessions begin with the same tools and system prompt: the one that goes on finds its own, not the last."""
     cache = PrefixTokenCache(SPECIAL, max_bytes=1 << 20)

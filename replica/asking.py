@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from replica.effects import AskSnapshot
 
@@ -34,6 +34,7 @@ class SnapshotQueue:
         self._retry_max_s = retry_max_s
         self._workers: dict[str, _Worker] = {}
         self._queue: list[tuple[float, int, str, _Worker]] = []
+        self._now = float("-inf")
         self._turn = 0
         self._ticket = 0
         self._open = 0
@@ -57,6 +58,7 @@ class SnapshotQueue:
 
     def ask(self, now: float) -> list[AskSnapshot]:
         """Questions to be sent now."""
+        self._clock(now)
         questions: list[AskSnapshot] = []
         while self._queue and self._open < self._at_once and self._queue[0][0] <= now:
             _, _, worker, entry = heappop(self._queue)
@@ -90,6 +92,7 @@ class SnapshotQueue:
 
     def failed(self, worker: str, now: float) -> None:
         """The last answer could not be used: the next question waits."""
+        self._clock(now)
         entry = self._workers.get(worker)
         if entry is not None:
             entry.not_before = now + min(self._retry_max_s, self._retry_s * 2.0**entry.failed)
@@ -120,6 +123,15 @@ class SnapshotQueue:
         entry = self._workers.pop(worker, None)
         if entry is not None and entry.ticket is not None:
             self._open -= 1
+
+    def _clock(self, now: float) -> None:
+        """Where the clock was set back, pauses are as long as they were."""
+        back_s, self._now = self._now - now, now
+        if back_s > 0:
+            for entry in self._workers.values():
+                entry.not_before -= back_s
+            self._queue = [(each.not_before, turn, worker, each) for _, turn, worker, each in self._queue]
+            heapify(self._queue)
 
     def _wait(self, worker: str, entry: _Worker) -> None:
         if entry.live and entry.wanted and entry.ticket is None and not entry.queued:

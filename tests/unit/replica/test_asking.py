@@ -68,6 +68,21 @@ def test_snapshot_queue_asks_again_what_went_to_a_connection_that_is_gone() -> N
     assert (queue.ask(0.9), len(queue.ask(1.0))) == ([], 1)
 
 
+def test_a_clock_that_is_set_back_makes_no_pause_longer() -> None:
+    """Who failed is asked again after its pause, whatever the clock says by then."""
+    queue = SnapshotQueue(at_once=2, retry_s=1.0, retry_max_s=4.0)
+    for worker in ("a", "b"):
+        queue.seen(worker)
+        queue.want(worker)
+    for question in queue.ask(1000.0):
+        queue.want(question.worker)
+        queue.failed(question.worker, 1000.0)
+        queue.close(question.worker, question.ticket)
+    assert queue.ask(1000.5) == []
+    assert queue.ask(500.0) == []
+    assert [question.worker for question in queue.ask(500.5)] == ["a", "b"]
+
+
 def test_asking_costs_the_same_for_any_number_of_workers() -> None:
     """It is done once per batch: 4,000 workers that wait for their time are not walked over 20,000 times."""
     queue = SnapshotQueue(at_once=8_000, retry_s=1.0, retry_max_s=4.0)

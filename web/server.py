@@ -32,6 +32,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+LOOK_S = 0.01
+"""In which the loop looks at its sockets at least once."""
 LATE_S = 0.1
 """A loop that is later than this was away: the time is not counted as its clients'."""
 RETRY_AFTER_S = 1
@@ -161,7 +163,10 @@ class HttpServer:
         return self.held.size
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time."""
+        """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time. Who asked
+        before is let in first: a listener that is closed resets those in its queue."""
+        for _ in range(0 if self.draining else 2):  # to accept them, and to read what they sent
+            await asyncio.sleep(LOOK_S)
         self.draining = True
         _close(self._listeners)
         for connection in list(self._connections):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 
 import pytest
@@ -418,6 +419,15 @@ async def test_close_lets_running_requests_end() -> None:
         assert (status, headers[b"connection"], body) == (200, b"close", b"done")
         await closing
         assert server.open_connections == 0
+
+
+async def test_who_asked_before_a_drain_is_answered() -> None:
+    """A connection that the kernel took, and nobody has accepted yet, is not reset."""
+    async with serving(echo) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as early:  # and the loop has not run
+            early.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await server.drain(5)
+            assert (await asyncio.to_thread(early.recv, 65_536)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 async def test_close_cuts_what_does_not_end() -> None:

@@ -1,14 +1,18 @@
-"""Real harnesses as docs/harnesses.md says to run them, before `tidegate up`: OpenAI's Agents SDK, LangGraph,
-mini-swe-agent and Hermes. Each sends a session that Tidegate sees, and its next turn is found in the cache.
+"""Real harnesses as docs/harnesses.md says to run them, before `tidegate up`: Claude Code, Codex, OpenAI's Agents SDK,
+LangGraph, mini-swe-agent and Hermes. Each sends a session that Tidegate sees, and its next turn is found in the cache.
+What the page has to copy for the first two and for Hermes is read from there.
 
-Set HARNESS_PYTHON to a Python with ``openai-agents``, ``langgraph``, ``langchain-openai`` and ``mini-swe-agent``, and
-HERMES to the ``hermes`` executable of ``hermes-agent`` (it wants other versions of the same libraries).
+Set HARNESS_PYTHON to a Python with ``openai-agents``, ``langgraph``, ``langchain-openai``, ``mini-swe-agent``,
+``claude-agent-sdk`` and ``openai-codex-cli-bin`` (the last two bring the programs), and HERMES to the ``hermes``
+executable of ``hermes-agent`` (it wants other versions of the same libraries).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -26,7 +30,10 @@ from tests.support.system import RunningSystem, running_system
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "harness"
+PAGE = (Path(__file__).parents[2] / "docs" / "harnesses.md").read_text(encoding="utf-8")
 Turns = list[tuple[AgentContext, RequestMetrics]]
+COUNTS = 10
+"""Counts of tokens that Claude Code's ``/context`` asks for, at least."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -45,14 +52,31 @@ def harness_python(module: str) -> str:
     return python
 
 
-async def run(command: list[str], directory: Path, env: Mapping[str, str] | None = None) -> str:
+def harness_file(package: str, path: str) -> str:
+    """A program that ``package`` brings. Skips the test with a reason where it is not there."""
+    python = harness_python(package)
+    found = subprocess.run(
+        [python, "-c", f"import {package}; print({package}.__path__[0])"], capture_output=True, text=True, check=True
+    )
+    return str(Path(found.stdout.strip()) / path)
+
+
+def to_copy(system: RunningSystem, section: str) -> str:
+    """The first thing to copy of a section of the page, with this system's address."""
+    text = PAGE.split(f"\n## {section}\n")[1]
+    block = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    return block[1].replace("http://127.0.0.1:8080", system.url)
+
+
+async def run(command: list[str], directory: Path, env: Mapping[str, str] | None = None, *, ends_with: int = 0) -> str:
     """A program in an empty folder and home, to its end; what it printed."""
     home = directory / "home"
     home.mkdir(exist_ok=True)
     settings = [f"{name}={value}" for name, value in {"HOME": str(home), **(env or {})}.items()]
-    process = await start_process(["env", *settings, *command], directory, name=Path(command[0]).name)
+    process = await start_process(["env", "-C", str(directory), *settings, *command], directory, name=Path(command[0]).name)
     try:
-        assert await process.wait(240) == 0, process.output
+        assert await process.wait(240) == ends_with, process.output
     finally:
         await process.close()
     return process.output
@@ -79,6 +103,41 @@ def assert_found_again(turns: Turns, family: str = "tidegate") -> None:
     for (_, before), (_, after) in pairwise(turns):
         assert (before.input_tokens or 0) - (after.cached_tokens or 0) <= 32
         assert after.worker == before.worker
+
+
+async def test_claude_code(system: RunningSystem, tmp_path: Path) -> None:
+    """A turn with a tool, one after the session is resumed, and ``/context``, which counts tokens at once."""
+    claude = harness_file("claude_agent_sdk", "_bundled/claude")
+    words = shlex.split(to_copy(system, "Claude Code"), comments=True)
+    env = dict(word.split("=", 1) for word in words if "=" in word)
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    tool = {"sim_tool": {"name": "Read", "arguments": {"file_path": str(tmp_path / "notes.txt")}}}
+    asked = [claude, "-p", "Read it", "--output-format", "json", "--max-turns", "2"]
+    said = await run(asked, tmp_path, {**env, "CLAUDE_CODE_EXTRA_BODY": json.dumps(tool)}, ends_with=1)
+    session = re.findall(r'"session_id":"([0-9a-f-]+)"', said)[0]
+    for text in ("Again", "/context"):
+        await run([claude, "-p", text, "--output-format", "json", "--resume", session], tmp_path, env)
+    rows = await turns_of(system, session, 3 + COUNTS, tmp_path)
+    turns, counts = rows[:3], rows[3:]
+    assert_found_again(turns, "claude_code")
+    # what was to be said after the last result stands beside it, in one message
+    assert [context.input_trigger for context, _ in turns] == ["user_message", "tool_result", "tool_result"]
+    assert {(count.kind, count.outcome, count.status) for _, count in counts} == {("count_tokens", "completed", 200)}
+
+
+async def test_codex(system: RunningSystem, tmp_path: Path) -> None:
+    """A thread, resumed by another process."""
+    codex = harness_file("codex_cli_bin", "bin/codex")
+    folder = tmp_path / "home" / ".codex"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(to_copy(system, "Codex"))
+    asked = [codex, "exec", "--skip-git-repo-check", "-s", "read-only", "--json"]
+    said = await run([*asked, "Say hi"], tmp_path)
+    thread = re.findall(r'"thread_id":"([0-9a-f-]+)"', said)[0]
+    await run([*asked, "resume", thread, "Again"], tmp_path)
+    turns = await turns_of(system, thread, 2, tmp_path)
+    assert_found_again(turns, "codex")
+    assert len({context.turn_id for context, _ in turns}) == 2
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
@@ -129,10 +188,7 @@ async def test_hermes(system: RunningSystem, tmp_path: Path) -> None:
     home = tmp_path / "hermes"
     (home / "plugins").mkdir(parents=True)
     (home / "plugins" / "tidegate_session").symlink_to(EXAMPLES / "hermes_plugin")
-    (home / "config.yaml").write_text(
-        f"model:\n  provider: custom\n  default: sim-8b\n  base_url: {system.url}/v1\n  api_key: none\n"
-        "  context_length: 131072\nplugins:\n  enabled: [tidegate_session]\n"
-    )
+    (home / "config.yaml").write_text(to_copy(system, "Hermes"))
     env = {"HERMES_HOME": str(home)}
     said = await run([hermes, "chat", "-Q", "-q", "Say hi"], tmp_path, env)
     session = said.split("session_id: ")[1].split()[0]

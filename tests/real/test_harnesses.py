@@ -74,7 +74,9 @@ async def run(command: list[str], directory: Path, env: Mapping[str, str] | None
     home = directory / "home"
     home.mkdir(exist_ok=True)
     settings = [f"{name}={value}" for name, value in {"HOME": str(home), **(env or {})}.items()]
-    process = await start_process(["env", "-C", str(directory), *settings, *command], directory, name=Path(command[0]).name)
+    process = await start_process(
+        ["env", "-C", str(directory), *settings, *command], directory, name=Path(command[0]).name
+    )
     try:
         assert await process.wait(240) == ends_with, process.output
     finally:

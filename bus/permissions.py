@@ -1,7 +1,8 @@
 """Who may do what on the bus: a user for each process, with permissions that follow from `schemas.catalog.CHANNELS`.
 
 Publishing is allowed where the catalogue names the process as a publisher, and nowhere else. Reading is free but for
-questions: NATS lets who receives a question answer it (``allow_responses``), so that only its answerer may. Inboxes are
+two things. Questions: NATS lets who receives a question answer it (``allow_responses``), so that only its answerer may.
+KV events: they spell prompts and answers, token by token, so that only who keeps an index may. Inboxes are
 private (`bus.nats.access.inbox_prefix_of`). What a process does with streams and buckets is `_STORED`.
 Why so, and what it does not stop: docs/adr/0024-accounts-on-the-bus.md.
 """
@@ -45,6 +46,8 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 }
 """Which rows each publisher of the channel ``trace`` writes."""
 
+KV_EVENTS = f"{ROOT}.kv.>"
+_READ_KV_EVENTS = ("indexer", "admission")
 _ASKED_BY_PEOPLE = ("index_match", "index_session")
 _RESPONSES = '{ max: 1, expires: "2m" }'
 _BUCKETS = (
@@ -105,12 +108,17 @@ class _Rights:
         )
 
 
-def users(policies: Iterable[str] = (), workers: Iterable[str] = ()) -> tuple[User, ...]:
-    """The services, the people, one ``policy-<name>`` for each of ``policies`` and one ``bridge-<worker>``, which may
-    speak for that worker only, for each of ``workers``. Raises `ValueError` for names that cannot be told apart."""
+def users(
+    policies: Iterable[str] = (), workers: Iterable[str] = (), kv_policies: Iterable[str] = ()
+) -> tuple[User, ...]:
+    """The services, the people, one ``policy-<name>`` for each of ``policies`` and of ``kv_policies``, which may read
+    KV events too, and one ``bridge-<worker>``, which may speak for that worker only, for each of ``workers``. Raises
+    `ValueError` for names that cannot be told apart."""
+    reading = tuple(dict.fromkeys(kv_policies))
     made = [_service(name) for name in SERVICES_OF_THE_HOUSE]
     made += [_service("bridge", worker) for worker in workers]
-    made += [_policy(name) for name in policies]
+    made += [_policy(name) for name in policies if name not in reading]
+    made += [_policy(name, kv_events=True) for name in reading]
     made += [_person(name) for name in PEOPLE]
     variables = [user.variable for user in made]
     for name in variables:
@@ -141,15 +149,21 @@ def _service(service: str, worker: str | None = None) -> User:
             # More answers than one, over minutes: more than a server should remember for each question.
             rights.publish |= {f"{DEFAULT_INBOX}.{asker}.>" for asker in publishers(channel)}
     rights.publish |= _STORED[service]
+    if service in _READ_KV_EVENTS:
+        rights.reads.add(KV_EVENTS)
     if worker is not None:
         # A question that it received it could answer: it sees none to others.
-        rights.reads -= {f"{ROOT}.kv.>", f"{ROOT}.pool.>"}
+        rights.reads -= {f"{ROOT}.pool.>"}
         rights.subscribe.add(subjects.kv_snapshot(worker))
+    elif "kv_snapshot" in rights.answers:
+        rights.subscribe.add(f"{ROOT}.kv.snapshot.*")
     return rights.done()
 
 
-def _policy(name: str) -> User:
+def _policy(name: str, *, kv_events: bool = False) -> User:
     rights = _Rights(f"policy-{name}")
+    if kv_events:
+        rights.reads.add(KV_EVENTS)
     rights.answers = frozenset(question for question, who in ANSWERED_BY.items() if who == "policy")
     own = encode_id(name)
     for channel in CHANNELS:
@@ -205,9 +219,9 @@ def _covers(broad: str, narrow: str) -> bool:
 
 
 def _families() -> set[str]:
-    """All of ``tg.v1`` but the questions to policies."""
+    """All of ``tg.v1`` but the questions to policies and the KV events."""
     families = {channel.address.split(".")[2] for channel in CHANNELS}
-    return {f"{ROOT}.{family}.>" for family in families if family != "policy"}
+    return {f"{ROOT}.{family}.>" for family in families - {"policy", "kv"}}
 
 
 # Streams, buckets, objects

@@ -13,7 +13,6 @@ import pytest
 
 from bus import subjects
 from bus.errors import BusTimeoutError, NoRespondersError, NotConnectedError
-from bus.interface import BusMessage
 from bus.nats import NatsBus, NatsOptions, connect
 from bus.nats.access import NatsAccess
 from bus.permissions import SERVICES_OF_THE_HOUSE, users
@@ -21,6 +20,7 @@ from bus.policy import Policy
 from bus.policy_asking import ask_policy
 from schemas.base import from_json, to_json
 from schemas.catalog import CHANNELS, Channel
+from schemas.hint import HintResult
 from schemas.kv import SnapshotReply, SnapshotRequest
 from schemas.policy import AdmitAnswer, AdmitQuestion
 from tests.support.nats import NatsServer
@@ -29,7 +29,8 @@ from tidegate.policy.questions import IDENTITY
 from tidegate.supervisor.nats_accounts import write_secrets
 
 POLICY = "fair"
-MADE = users(policies=[POLICY, "other"], workers=["w-1"])
+SAMPLES = Path(__file__).resolve().parents[2] / "fixtures" / "schemas"
+MADE = users(policies=[POLICY, "other"], workers=["w-1"], kv_policies=["index"])
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ async def test_a_policy_reads_facts_and_answers_its_own_questions(secured: Secur
     """It is asked by admission and answers once, sees facts, and sees no question to anybody else."""
     policy = await secured.bus(f"policy-{POLICY}")
     fair = Policy(POLICY)
-    seen: list[BusMessage] = []
-    fair.on("tg.v1.kv.*.*")(seen.append)
+    seen: list[HintResult] = []
+    fair.on("tg.v1.hint.result.*")(seen.append)
 
     @fair.admit
     def judge(question: AdmitQuestion) -> AdmitAnswer:
@@ -141,17 +142,47 @@ async def test_a_policy_reads_facts_and_answers_its_own_questions(secured: Secur
     assert isinstance(answer, AdmitAnswer)
     assert answer.reason == "later"
     bridge = await secured.bus("bridge")
-    bridge.publish("tg.v1.kv.w.0", b"batch")
+    bridge.publish(subjects.hint_result("w"), (SAMPLES / "HintResult.json").read_bytes())
     await bridge.flush()
     with pytest.raises(Exception, match="answers"):
         await admission.request(subjects.kv_snapshot("w"), b"{}", timeout_s=1.0)
     async with asyncio.timeout(30):
         while not seen:
             await policy.flush()
-    assert [message.subject for message in seen] == ["tg.v1.kv.w.0"]
+    assert len(seen) == 1
     await fair.stop()
     for bus in (policy, admission, bridge):
         await bus.close()
+
+
+async def test_kv_events_are_heard_by_those_who_keep_an_index(secured: Secured) -> None:
+    """They carry the tokens of every tenant's prompts and answers: a policy, a front door, hints and the recorder do
+    not hear them, by whatever pattern; a policy that was made for it does."""
+    bridge = await secured.bus("bridge")
+    names = (
+        "ingress",
+        "bridge-w-1",
+        "hints",
+        "recorder",
+        f"policy-{POLICY}",
+        "indexer",
+        "admission",
+        "policy-index",
+        "watcher",
+    )
+    listeners = {name: await secured.bus(name) for name in names}
+    arrived: set[str] = set()
+    for name, bus in listeners.items():
+        for pattern in (subjects.kv("w-1", 0), "tg.v1.kv.>", "tg.v1.kv.*.*", "tg.v1.>", ">", "*.*.kv.*.*"):
+            await bus.subscribe(pattern, lambda message, name=name: arrived.add(name))  # type: ignore[misc]
+        await bus.flush()
+    bridge.publish(subjects.kv("w-1", 0), b"batch")
+    await bridge.flush()
+    for bus in listeners.values():
+        await bus.flush()
+        await bus.close()
+    await bridge.close()
+    assert arrived == {"indexer", "admission", "policy-index", "watcher"}
 
 
 async def test_answers_to_others_can_neither_be_read_nor_forged(secured: Secured) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bus.permissions import ANSWERED_BY, ROWS, publishers, users
+from bus.permissions import ANSWERED_BY, KV_EVENTS, ROWS, publishers, users
 from deploy import permissions
 from schemas.catalog import CHANNELS
 
@@ -35,6 +35,14 @@ def test_only_the_operator_rules_streams_and_a_policy_touches_none() -> None:
         assert not any(subject in (">", "tg.v1.>", "_INBOX.>") for subject in user.publish)
         if user.name == "policy-p":
             assert [subject for subject in user.publish if subject.startswith("$")] == []
+
+
+def test_a_policy_that_reads_kv_events_is_one_user() -> None:
+    """Named both ways, it is the one that may."""
+    made = {user.name: user for user in users(["p", "q"], kv_policies=["q", "r"])}
+    reading = {name for name, user in made.items() if KV_EVENTS in user.subscribe}
+    assert {name for name in made if name.startswith("policy-")} == {"policy-p", "policy-q", "policy-r"}
+    assert reading == {"indexer", "admission", "policy-q", "policy-r"}
 
 
 def test_users_that_would_share_a_password_are_refused() -> None:

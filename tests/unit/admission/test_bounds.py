@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from schemas.admit import AdmitCancel
 from services.admission.events import AdmitCancelled, WorkerStated
 from services.admission.requests import MAX_LIVES, RequestRecord, RequestTable
@@ -15,6 +17,7 @@ def record(number: int, ingress: str = "ingress-1") -> RequestRecord:
     return RequestRecord(f"r{number}", "m", identity("s"), ingress, 1, 0, 0.0)
 
 
+@pytest.mark.long
 def test_workers_are_bounded() -> None:
     """Beyond the bound a new worker is counted and left out; a known one is still heard."""
     core = driven()

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +92,7 @@ actions = st.lists(
 )
 
 
+@pytest.mark.long
 @given(actions=actions)
 def test_asked_or_own_decisions_are_the_same(actions: list[tuple[str, str, int]]) -> None:
     """Whatever is stored, lost, restarted, restored and asked, in whatever order: worker, rank, costs, blocks, health

@@ -56,6 +56,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.bridge.own_index.APPLIED_AT_ONCE", 2)
 
 
+@pytest.mark.long
 @given(before=changes, live=changes, pace=st.integers(0, 4), limit=st.sampled_from([1, 3, 1000]))
 def test_a_dump_is_one_cut(before: list[Change], live: list[Change], pace: int, limit: int) -> None:
     """A dump with live batches between its steps is the dump of the index at its marks, or is given up because too

@@ -36,6 +36,7 @@ def test_no_clock_and_no_sockets(name: str) -> None:
     assert imported & FORBIDDEN == set()
 
 
+@pytest.mark.long
 def test_front_door_renders_the_same_prompt() -> None:
     """A14: the ingress's renderer on the same assets writes what the engine computes: parts, calls, results, tools."""
     config = json.loads((ASSETS / "tokenizer_config.json").read_text())

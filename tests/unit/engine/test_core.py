@@ -121,6 +121,7 @@ def check_blocks(core: EngineCore, live: list[EngineRequest]) -> None:
         assert len(set(item.blocks)) == len(item.blocks)
 
 
+@pytest.mark.long
 @given(commands=commands, policy=st.sampled_from(["fcfs", "priority"]), budget=st.sampled_from([7, 16, 2048]))
 def test_invariants_under_any_load(commands: list[object], policy: SchedulingPolicy, budget: int) -> None:
     """Blocks conserved, replayed events = resident set, outputs whole, everything finishes; on a small pool."""
@@ -315,6 +316,7 @@ def test_same_input_same_run() -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.long
 def test_iteration_times() -> None:
     """Vectors of the time model: floors, prefill of 10k and 70k tokens in chunks, decode over context."""
     assert H100_8B.step_s(1, 0, 0) == pytest.approx(0.0077)

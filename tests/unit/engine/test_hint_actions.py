@@ -295,6 +295,7 @@ steps = st.tuples(st.just("step"), st.integers(1, 5))
 scenes = (st.lists(st.one_of(adds, hints, steps), max_size=40), st.integers(0, 12), st.booleans())
 
 
+@pytest.mark.long
 @given(*scenes)
 def test_hints_never_change_what_the_engine_says(history: list[Any], host: int, pool: bool) -> None:
     """The same requests with all hints, and with none: the same tokens for everybody; books balance throughout. More

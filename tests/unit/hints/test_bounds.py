@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(OPERATIONS)
 def test_a_ledger_is_the_sum_of_the_heaviest_of_each_session(operations: list[tuple[str, str, str, int, str]]) -> None:
     """Against a list of charges."""

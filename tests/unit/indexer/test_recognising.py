@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
@@ -314,6 +315,7 @@ class Client:
     turns: int = 0
 
 
+@pytest.mark.long
 @given(st.integers(0, 1 << 32), st.integers(1, 3), st.integers(1, 3))
 def test_nothing_is_given_to_a_wrong_conversation(seed: int, answers: int, questions: int) -> None:
     """Clients in any order, with few different questions and answers (down to one: rollouts at temperature 0): next

@@ -174,6 +174,7 @@ def test_the_selection() -> None:
 bodies = st.binary(max_size=40)
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(bodies, st.lists(bodies, max_size=3)), max_size=4),
     st.lists(st.integers(1, 200), max_size=10),

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ TEMPLATES = [
 DIALECTS: tuple[Dialect, ...] = ("vllm", "sglang")
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(body=BODY, tools=TOOLS)
 def test_no_prompt_raises(body: dict[str, Any], tools: list[Any]) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
+@pytest.mark.long
 @given(arrivals, st.lists(st.tuples(happenings, clocks), max_size=10))
 def test_one_row_whatever_happens(arrival: events.RequestReceived, happened: list[tuple[events.Event, float]]) -> None:
     """Valid by the schema, no null, no negative time, and nothing that contradicts itself; a client that went is marked

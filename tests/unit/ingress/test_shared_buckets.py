@@ -35,6 +35,7 @@ def allotted(process: SharedBuckets, name: str = "a", now: float = 0.0, used: fl
     return bucket
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.floats(0, 30), st.integers(-5, 40), st.integers(0, COUNT - 1)), max_size=60),
     st.sampled_from([0.5, 1.0, 7.0]),

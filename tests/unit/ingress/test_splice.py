@@ -50,6 +50,7 @@ def test_one_member(
         assert spliced == raw[: member.start] + json.dumps(value).encode() + raw[member.end :]
 
 
+@pytest.mark.long
 @given(bodies, layouts, st.one_of(st.none(), bodies, scalars))
 def test_a_nested_member(body: dict[str, Any], layout: tuple[str, str], options: Any) -> None:
     """``stream_options.include_usage``: made, added to what is there, or put in place of what is no object."""
@@ -97,6 +98,7 @@ def test_anything_but_an_object_is_a_bug(body: bytes) -> None:
         set_member(body, ("a", "b"), b"1")
 
 
+@pytest.mark.long
 @given(bodies, layouts, st.booleans(), st.sampled_from([None, 2]), st.sets(names, max_size=3))
 def test_members_are_taken_out(
     body: dict[str, Any], layout: tuple[str, str], ascii_only: bool, indent: int | None, unwanted: set[str]

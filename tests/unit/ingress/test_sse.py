@@ -179,6 +179,7 @@ def test_a_large_event_passes_and_a_larger_one_is_an_error() -> None:
         EventStream(AnswerReader("chat_completions"), event_limit=10).feed(b"data: 123456789")
 
 
+@pytest.mark.long
 def test_many_small_pieces_of_a_large_event_cost_its_size_once() -> None:
     """The search for the event's end goes on where it stopped: 1 MiB in pieces of 16 bytes is quick (C1)."""
     stream = EventStream(AnswerReader("chat_completions"), event_limit=2 * LIMIT)

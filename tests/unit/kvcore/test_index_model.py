@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ class NaiveRank:
         self.parents = {engine: None for engine in self.parents if self.identified(engine)}
 
 
+@pytest.mark.long
 @given(operations(ranks=3, nodes=len(PARENTS), size=40), st.booleans())
 def test_any_history_against_a_naive_model(
     twin: Twin, history: list[tuple[object, ...]], hidden_namespaces: bool
@@ -87,6 +89,7 @@ def test_any_history_against_a_naive_model(
     run(twin, history, IndexLimits(), hidden_namespaces=hidden_namespaces, exact=True)
 
 
+@pytest.mark.long
 @given(operations(ranks=1, nodes=4, size=60), st.booleans(), st.integers(0, 2), st.integers(1, 6), st.integers(3, 30))
 def test_any_history_under_tight_bounds(
     twin: Twin, history: list[tuple[object, ...]], hidden_namespaces: bool, remembered: int, held: int, blocks: int

@@ -95,6 +95,7 @@ def test_an_index_lives_on_while_ranks_are_prepared(
     assert index.stats().known == index.stats().unique == 0
 
 
+@pytest.mark.long
 @given(source=histories)
 def test_steps_of_a_dump_and_of_a_load_add_up(twin: Twin, source: list[tuple[tuple[str, int], Event]]) -> None:
     """In whatever steps, a dump loads into the same content, and dumps alike again."""

@@ -254,6 +254,7 @@ LAYOUT_SETS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(GRID, LAYOUT_SETS)
 def test_any_match_is_what_its_words_say(
     twin: PoolTwin, grid: list[set[str]], sets: list[tuple[set[str], str, int]]
@@ -381,6 +382,7 @@ def test_both_twins_understand_each_other(twin: PoolTwin) -> None:
 # Dumps
 
 
+@pytest.mark.long
 def test_a_dump_is_of_one_moment(twin: PoolTwin) -> None:
     """What is applied between its steps is not in it."""
     index = told(twin, *(stored(hicache_key(name)) for name in range(3000)))
@@ -393,6 +395,7 @@ def test_a_dump_is_of_one_moment(twin: PoolTwin) -> None:
     assert copy.present(KEY) == {"cpu"}
 
 
+@pytest.mark.long
 def test_loading_replaces_everything_at_its_end(twin: PoolTwin) -> None:
     """Until then the index answers as before; its counters go on."""
     index = told(twin, stored(KEY), stored("no page"))
@@ -503,6 +506,7 @@ def test_many_prefixes(twin: PoolTwin) -> None:
     assert (stats.prefixes, stats.pages, stats.components, stats.evicted) == (4, 4, 4, 48)
 
 
+@pytest.mark.long
 def test_of_many_deployments_those_touched_longest_ago_go_first(twin: PoolTwin) -> None:
     """However often one has to go, and whatever was written to or asked for meanwhile: the order is exact."""
     index, generator = twin.PoolIndex(PoolLimits(max_prefixes=300)), random.Random(5)

@@ -217,6 +217,7 @@ def test_half_a_hash_is_refused() -> None:
         SessionIndex[str]().place("a", "p", b"1234567")
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=12))
 def test_when_all_have_gone_nothing_is_left(histories: list[list[int]]) -> None:
     """Bounded memory: what nobody has any more is forgotten, whatever the order."""

@@ -14,6 +14,7 @@ from tests.unit.kvcore.twins import NATIVE
 NAMES = list(range(300))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NATIVE is None, reason="the Python twin is for one thread")
 def test_threads_ask_while_one_applies() -> None:
     """No call fails or waits for ever, and each batch is seen whole or not at all."""

@@ -337,6 +337,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.long
 @given(steps)
 def test_any_history(history: list[tuple[str, int, bool]]) -> None:
     """Whatever happens in whatever order: an exact source answers by its index alone and keeps no notes; an approximate

@@ -114,6 +114,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.long
 @given(steps=steps)
 def test_after_the_attack_everything_is_the_bridges_again(steps: list[tuple[str, int, bool]]) -> None:
     """Forged batches and incarnations at any time, among restarts of engines and bridges: when the attacker

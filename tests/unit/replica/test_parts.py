@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ def test_what_comes_out_was_sent_whole(batches: list[int], lost: set[int]) -> No
     assert out == expected
 
 
+@pytest.mark.long
 def test_batches_that_are_never_completed_are_bounded() -> None:
     """Whoever starts batches and never ends them fills a bound; the oldest of them makes room."""
     parts = PartsAssembler()

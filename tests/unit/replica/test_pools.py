@@ -530,6 +530,7 @@ def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     assert source.index.stats().pages == source.backlog_bytes == 0
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(

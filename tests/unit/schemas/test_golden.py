@@ -158,6 +158,7 @@ def test_kv_headers_that_cannot_be(change: dict[str, str | None]) -> None:
         KvHeaders.from_headers({name: value for name, value in headers.items() if value is not None})
 
 
+@pytest.mark.long
 @given(st.lists(st.text(max_size=20), min_size=4, max_size=4), st.lists(st.text(max_size=20), min_size=4, max_size=4))
 def test_a_session_key_s_text_is_its_own(one: list[str], other: list[str]) -> None:
     """Reversible, and equal only for equal keys, whatever the harness puts into the parts."""

@@ -34,6 +34,7 @@ def test_indices_ignore_other_files() -> None:
     assert segment_indices("a", ["a.0000003.jsonl.gz", "a.٠٠٠٠٠٤.jsonl.gz", f"a.{'9' * 5000}.jsonl.gz"]) == []
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.text(), json_values, max_size=4), st.integers(0, 2**40))
 def test_a_wrapped_row_comes_back_byte_for_byte(row: dict[str, object], timestamp_ms: int) -> None:
     """The envelope is the peer's ({timestamp, event}), and the row inside it keeps the publisher's bytes."""

@@ -157,6 +157,7 @@ class Naive:
         )
 
 
+@pytest.mark.long
 @given(graphs(), st.sampled_from((None, None, 1, 2)))
 def test_a_graph_goes_as_a_naive_clock_says(requests: list[Request], lanes: int | None) -> None:
     """Every request is sent and ends in the same millisecond; what fails or waits for that is the same."""

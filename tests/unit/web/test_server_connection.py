@@ -110,6 +110,7 @@ def test_any_pieces_are_answered_alike(first: list[bytes], last: bytes, cuts: li
     assert asyncio.run(fed(pieces)) == asyncio.run(fed([wire]))
 
 
+@pytest.mark.long
 @given(st.binary(max_size=300), st.lists(st.sampled_from(SERVED), max_size=2), st.integers(0, 400))
 def test_no_bytes_are_more_than_a_refusal(junk: bytes, around: list[bytes], at: int) -> None:
     """Whatever is put into whatever place: answers, at most one refusal, and nothing raised."""
@@ -156,6 +157,7 @@ def test_pieces_are_the_body(pieces: list[bytes]) -> None:
     assert gathered.size == len(gathered.whole())
 
 
+@pytest.mark.long
 def test_many_small_pieces_take_no_more_than_their_size() -> None:
     """A body of two-byte chunks would take twenty times its size as objects."""
     gathered = Pieces()

@@ -85,6 +85,7 @@ def test_equal_utilities_choose_the_shorter_ttl(benefit: float) -> None:
     assert Ecdf([1, 2]).best_ttl(2.5) == 2
 
 
+@pytest.mark.long
 @given(DURATIONS, TIMES, TIMES)
 def test_conditional_chance_and_holding_equal_the_naive_ones(
     durations: list[int], horizon: Fraction, elapsed: Fraction
@@ -102,6 +103,7 @@ def test_the_return_rate_equals_the_naive_one(durations: list[int], elapsed: Fra
     assert Ecdf(sorted(durations)).return_rate(float(elapsed)) == pytest.approx(float(Naive(durations).rate(elapsed)))
 
 
+@pytest.mark.long
 @given(DURATIONS, PRICES)
 def test_the_best_ttl_equals_a_scan(durations: list[int], benefit: Fraction) -> None:
     """Its utility is the scan's; where exact fractions leave no doubt, so is the time."""
@@ -116,6 +118,7 @@ def test_the_best_ttl_equals_a_scan(durations: list[int], benefit: Fraction) -> 
         assert found == clear[0]
 
 
+@pytest.mark.long
 @given(DURATIONS, PRICES, PRICES, TIMES)
 def test_the_best_ttl_by_occupancy_equals_a_scan(
     durations: list[int], benefit: Fraction, price: Fraction, elapsed: Fraction
@@ -136,6 +139,7 @@ def test_the_best_ttl_by_occupancy_equals_a_scan(
     assert float(reached) == pytest.approx(float(best), abs=1e-9)
 
 
+@pytest.mark.long
 @given(DURATIONS, TIMES, PRICES)
 def test_the_time_to_fall_below_is_the_first_one(durations: list[int], elapsed: Fraction, rate: Fraction) -> None:
     """Until then the naive rate is no less at every duration and between them; from then on it is."""

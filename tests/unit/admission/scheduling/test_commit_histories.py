@@ -112,6 +112,7 @@ class Endless(World):
         super().seat(number, 10**12, foreign)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("span_s", [80.0, 0.0])
 def test_with_room_for_everybody_nothing_is_ever_held(span_s: float) -> None:
     """10: capacity without bound is as if there were no policy, once something is learned. Until then each program is
@@ -174,6 +175,7 @@ class Uncounted(World):
         super().finish(turn, output, None, tool, final=final, spawned=spawned)
 
 
+@pytest.mark.long
 def test_another_unit_of_time() -> None:
     """16: all times four times as long, those of the engine too: the same decisions."""
     for number in range(6):
@@ -189,6 +191,7 @@ def test_another_unit_of_time() -> None:
 SHARES = st.floats(1e-7, 1e-3)
 
 
+@pytest.mark.long
 @given(st.integers(0, 5), st.floats(0, 300), st.integers(1, 5000), SHARES, st.floats(1.0, 50.0), st.integers(0, 4000))
 def test_floor_and_worth(past: int, elapsed: float, context: int, floor: float, more: float, survives: int) -> None:
     """7: a higher floor never lengthens a lease; one that costs more to make anew is never worth less."""
@@ -241,6 +244,7 @@ def decisions(programs: int) -> int:
     return calls_of(turns)
 
 
+@pytest.mark.long
 def test_cost_of_a_decision() -> None:
     """17: what is called for a turn hardly depends on how many programs there are."""
     assert decisions(800) < 1.5 * decisions(100)

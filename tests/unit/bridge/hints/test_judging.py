@@ -180,6 +180,7 @@ _actions = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @given(st.lists(_actions | _anything, max_size=6), st.sampled_from(FACTS))
 def test_whatever_comes_every_action_that_can_be_read_has_one_outcome(actions: list[Any], facts: EngineFacts) -> None:
     """Wrong types at every place: nothing is raised, and what is not judged is lowered, once."""

@@ -44,6 +44,7 @@ def test_golden_frames(name: str, width: int, height: int, controls: Controls) -
 hostile = st.text(st.one_of(st.characters(), st.sampled_from("\x1b\x9b\r\n\x07‮​́見a")), max_size=60)
 
 
+@pytest.mark.long
 @given(hostile, st.integers(0, 40), st.booleans())
 def test_text_stays_in_its_cells_and_drives_nothing(text: str, width: int, right: bool) -> None:
     """Exactly so many cells, none of them a character that a terminal obeys, reorders or piles up."""
@@ -68,6 +69,7 @@ def test_long_ids_are_cut_and_stay_different() -> None:
 names = hostile.map(lambda text: text.encode("utf-8", "ignore").decode())
 
 
+@pytest.mark.long
 @given(
     st.lists(names, min_size=1, max_size=8),
     st.integers(20, 200),
@@ -121,6 +123,7 @@ def test_amounts_fit_five_cells(count: int) -> None:
 # Keys and controls
 
 
+@pytest.mark.long
 @given(
     st.lists(st.sampled_from([b"q", b"\x1b[A", b"\x1bOB", b"\x1b[5~", "é".encode(), b"\r", b"\x1b[99;5u"])), st.data()
 )

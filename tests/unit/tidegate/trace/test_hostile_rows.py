@@ -92,6 +92,7 @@ def _graph(trace: Trace) -> Any:
 CHANGES = [(place, path) for place, row in enumerate(_ROWS) for path in paths(row)]
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), _VALUES), min_size=1, max_size=2))
 @example([((2, ("tool", "started_at_unix_ms")), 1 << 62)])
 @example([((4, ("tool", "duration_ms")), 1e308)])

@@ -24,13 +24,14 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/Cargo.lock) $(shell find nativ
 # Byte code is kept: without it every process of a test compiles the whole house again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Rooms share nothing: every test starts its own bus on a free port. Whole systems run one after the other.
+# Rooms share nothing: every test starts its own bus on a free port. Nor do whole systems. Most of these tests wait for
+# leases, time-outs and restarts, and two of them at a time leave half of two processors idle: so four rooms, two systems.
 # These tests time real processes on machines that others use too: what failed among the others runs once more by itself,
 # and only then is it a failure. What needed its second run is said; more than five failures are no accident.
 TIMED = tests/support/timed.sh $(BIN)/python
 LONG = $(PYTEST) -q -n 2 -m long tests/unit
-INTEGRATION = $(TIMED) -q -n 2 --dist loadfile -m "not compose and not real" tests/integration
-SYSTEM = $(TIMED) -q -m "not compose and not real" tests/system
+INTEGRATION = $(TIMED) -q -n 4 --dist loadfile -m "not compose and not real" tests/integration
+SYSTEM = $(TIMED) -q -n 2 --dist loadfile -m "not compose and not real" tests/system
 
 .DEFAULT_GOAL := help
 .PHONY: help setup native up demo check test test-unit unit-first unit-rest test-long test-histories test-integration test-system test-rooms test-real mooncake test-pool aiperf test-aiperf harnesses test-harnesses compose-test fuzz soak bench lock wheelhouse asyncapi clean
@@ -148,10 +149,12 @@ aiperf: ## AIPerf for the tests, in a virtual environment of its own: .aiperf/
 test-aiperf: setup ## a real AIPerf against a real system (make aiperf first)
 	AIPERF="$${AIPERF:-$(CURDIR)/$(AIPERF_HOME)/bin/aiperf}" $(PYTEST) -q tests/real/test_aiperf.py -rs
 
-harnesses: ## real harnesses for the tests into .harnesses/ (OpenAI's Agents SDK, LangGraph, mini-swe-agent; Hermes apart)
+harnesses: ## real harnesses for the tests into .harnesses/ (Claude Code, Codex, OpenAI's Agents SDK, LangGraph, mini-swe-agent; Hermes apart)
 	$(PYTHON) -m venv $(HARNESSES)/agents
 	$(HARNESSES)/agents/bin/python -m pip install --quiet --disable-pip-version-check openai-agents==0.24.0 \
 	  mini-swe-agent==2.4.6 langgraph==1.2.24 langchain-openai==1.7.4
+	$(HARNESSES)/agents/bin/python -m pip install --quiet --disable-pip-version-check --no-deps claude-agent-sdk==0.2.184 \
+	  openai-codex-cli-bin==0.163.0
 	$(PYTHON) -m venv $(HARNESSES)/hermes
 	$(HARNESSES)/hermes/bin/python -m pip install --quiet --disable-pip-version-check hermes-agent==0.19.0
 

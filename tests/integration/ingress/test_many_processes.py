@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from schemas.trace import TraceRow
 from services.ingress.replies import REASON_HEADER
 from tests.integration.ingress.support import JSON, MODEL, Stage, System, chat
 from tests.integration.ingress.test_keys import entry, key_of
@@ -263,6 +264,37 @@ async def test_a_request_that_is_sent_again_is_the_same_to_admission(stage: Stag
         assert {question.ingress for question in asked} == {f"{tmp_path.name}-1", f"{tmp_path.name}-2"}
         assert len({question.digest for question in asked}) == 1
         assert all(question.digest for question in asked)
+
+
+async def test_a_turn_that_is_sent_again_to_both_is_accounted_once(stage: Stage, tmp_path: Path) -> None:
+    """It fails at its engine and comes again, the same to the byte, now to one process, now to the other: to a real
+    admission all but the first are the same turn, and each sending has its row."""
+
+    async def fail(request: Request, responder: Responder) -> None:
+        responder.send(500, JSON, b"{}")
+
+    for engine in stage.engines.values():
+        engine.script = fail
+    session = (b"x-tidegate-session-id", tmp_path.name.encode())
+    settings = settings_arguments({"nats_url": stage.nats.url, "http_port": 0, "warmup_s": 0.2, "worker_lost_s": 30.0})
+    async with python_process("services.admission", *settings, directory=tmp_path, name="admission") as admission:
+        await admission.wait_said("leadership")
+        page = re.search(r" http_listening url=(\S+)", admission.stderr)
+        assert page is not None
+        async with many_doors(stage.nats.url, tmp_path, admit_idle_s=15, breaker_failures=0) as doors:
+            sendings = 0
+            async with asyncio.timeout(90):
+                while min((await doors.metric("tidegate_ingress_request_seconds_count")).values()) == 0:
+                    assert (await doors.post(session))[0] == 500
+                    sendings += 1
+            assert sendings >= 2
+            again = (await doors.client.fetch("GET", f"{page[1]}/metrics", [], b"", PATIENCE)).body.decode()
+            assert f"\ntidegate_resent_turns_total {sendings - 1:.1f}\n" in again
+            await eventually(lambda: len(rows_of(stage, tmp_path.name)) == sendings)
+
+
+def rows_of(stage: Stage, session: str) -> list[TraceRow]:
+    return [row for row in stage.rows.rows if row.agent_context and row.agent_context.session_id == session]
 
 
 async def test_children_end_with_their_parent(stage: Stage, tmp_path: Path) -> None:

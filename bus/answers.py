@@ -14,6 +14,15 @@ NO_RESPONDERS = "503"
 SERVICE_ERROR = "Nats-Service-Error"
 
 
+def problem_of(subject: str, answer: BusMessage) -> BusError | None:
+    """What a reply says instead of answering."""
+    if answer.headers.get(STATUS) == NO_RESPONDERS and not answer.payload:
+        return NoRespondersError(subject)
+    if SERVICE_ERROR in answer.headers:
+        return AnswerFailedError(subject, answer.headers[SERVICE_ERROR])
+    return None
+
+
 class Answers:
     """Replies in order of arrival, bounded by ``limit`` (further ones are counted in `dropped`)."""
 
@@ -47,11 +56,8 @@ class Answers:
         answer = self._ready.popleft()
         if isinstance(answer, BusError):
             raise answer
-        if answer.headers:
-            if answer.headers.get(STATUS) == NO_RESPONDERS and not answer.payload:
-                raise NoRespondersError(self._subject)
-            if SERVICE_ERROR in answer.headers:
-                raise AnswerFailedError(self._subject, answer.headers[SERVICE_ERROR])
+        if answer.headers and (problem := problem_of(self._subject, answer)) is not None:
+            raise problem
         return answer
 
     async def next_of_many(self, idle_timeout_s: float, deadline: float, deadline_s: float) -> BusMessage:

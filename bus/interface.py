@@ -13,6 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from bus.errors import BusError
+
 TURN_S = 0.002
 """How long the handler of one subscription is called again and again before everybody else has a turn."""
 
@@ -246,6 +248,19 @@ class Bus(Protocol):
     async def publish_row(self, subject: str, payload: bytes, message_id: str, *, timeout_s: float = 5.0) -> bool:
         """Durable publish into the trace stream, acknowledged; ``False`` when it was a duplicate.
         Raises `StreamError`, `BusTimeoutError`, `NotConnectedError`."""
+
+    def send_row(
+        self,
+        subject: str,
+        payload: bytes,
+        message_id: str,
+        answered: Callable[[bool | BusError], None],
+        *,
+        timeout_s: float = 5.0,
+    ) -> bool:
+        """`publish_row` without a task that waits: ``answered`` is called later, with what it would return or raise.
+        ``False``: not sent, since something has to be done first, as `publish_row` does. Raises `PayloadTooLargeError`,
+        `ClosedError`."""
 
     async def consume(self, durable: str, filter_subject: str, *, ack_wait_s: float = 30.0) -> Consumer:
         """A durable consumer of the trace stream, created or resumed by name."""

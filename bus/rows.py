@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -40,9 +41,10 @@ class _Row:
 class RowPublisher:
     """Publishes rows into the trace stream. `publish` never waits; what does not fit into ``window`` is counted.
 
-    ``senders`` rows are on their way at once. A row that is not acknowledged within ``timeout_s``, or that the bus
-    could not take, is sent again after ``retry_first_s``, doubling up to ``retry_most_s``; its message id keeps the
-    stream from storing it twice (within the stream's duplicate window).
+    ``senders`` rows are on their way at once; as long as all goes well they need no task to wait for them. A row that
+    is not acknowledged within ``timeout_s``, or that the bus could not take, is sent again after ``retry_first_s``,
+    doubling up to ``retry_most_s``; its message id keeps the stream from storing it twice (within the stream's
+    duplicate window).
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class RowPublisher:
         self._duplicates = 0
         self._resent = 0
         self._dropped: Counter[str] = Counter()
+        self._senders = senders
+        self._under_way = 0  # without a sender
         # Of as many senders as there are new rows: an event would wake them all for each.
         self._more = asyncio.Semaphore(0)
         self._empty = asyncio.Event()
@@ -83,9 +87,38 @@ class RowPublisher:
             return False
         self._depth += 1
         self._empty.clear()
-        self._waiting.append(_Row(subject, payload, message_id))
-        self._more.release()
+        row = _Row(subject, payload, message_id)
+        if self._waiting or self._failing or self._under_way >= self._senders or not self._send_now(row):
+            self._send_later(row)
         return True
+
+    def _send_now(self, row: _Row) -> bool:
+        """Without a sender; ``False`` where one is needed."""
+        try:
+            sent = self._bus.send_row(
+                row.subject, row.payload, row.message_id, partial(self._answered, row), timeout_s=self._timeout_s
+            )
+        except PayloadTooLargeError as error:
+            self._drop(error.reason, row.message_id)
+            self._one_less()
+            return True
+        except ClosedError:
+            return False
+        self._under_way += sent
+        return sent
+
+    def _answered(self, row: _Row, outcome: bool | BusError) -> None:
+        self._under_way -= 1
+        if isinstance(outcome, BusError):
+            self._not_acknowledged(outcome)
+            if not self._stopped:
+                self._send_later(row)
+        else:
+            self._stored(outcome)
+
+    def _send_later(self, row: _Row) -> None:
+        self._waiting.append(row)
+        self._more.release()
 
     async def drain(self, timeout_s: float) -> int:
         """Wait until every row is acknowledged, at most ``timeout_s``; then take no more. Returns the rows given up."""
@@ -119,15 +152,22 @@ class RowPublisher:
                 stored = await self._acknowledge(row)
             except PayloadTooLargeError as error:
                 self._drop(error.reason, row.message_id)
+                self._one_less()
             except ClosedError:
                 return
             else:
-                self._acknowledged += 1
-                self._duplicates += not stored
-            if not self._stopped:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._empty.set()
+                self._stored(stored)
+
+    def _stored(self, is_new: bool) -> None:
+        self._acknowledged += 1
+        self._duplicates += not is_new
+        self._one_less()
+
+    def _one_less(self) -> None:
+        if not self._stopped:
+            self._depth -= 1
+            if self._depth == 0:
+                self._empty.set()
 
     async def _acknowledge(self, row: _Row) -> bool:
         retry_s = self._retry_first_s
@@ -139,15 +179,18 @@ class RowPublisher:
             except (PayloadTooLargeError, ClosedError):
                 raise
             except BusError as error:
-                self._resent += 1
-                if not self._failing:
-                    self._failing = True
-                    log.warning("rows_not_acknowledged", waiting=self._depth, reason=error.reason, detail=str(error))
+                self._not_acknowledged(error)
             else:
                 self._failing = False
                 return stored
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, self._retry_most_s)
+
+    def _not_acknowledged(self, error: BusError) -> None:
+        self._resent += 1
+        if not self._failing:
+            self._failing = True
+            log.warning("rows_not_acknowledged", waiting=self._depth, reason=error.reason, detail=str(error))
 
     def _drop(self, reason: str, message_id: str) -> None:
         count = self._dropped[reason] = self._dropped[reason] + 1

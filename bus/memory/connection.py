@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from bus.answers import Answers, ManyAnswers
-from bus.errors import BusTimeoutError, ClosedError, NotConnectedError, PayloadTooLargeError, WrongRevisionError
+from bus.errors import (
+    BusError,
+    BusTimeoutError,
+    ClosedError,
+    NotConnectedError,
+    PayloadTooLargeError,
+    WrongRevisionError,
+)
 from bus.interface import (
     TURN_S,
     BusMessage,
@@ -273,6 +280,11 @@ class MemoryBus:
     # What is stored
 
     async def publish_row(self, subject: str, payload: bytes, message_id: str, *, timeout_s: float = 5.0) -> bool:
+        added = self._store(subject, payload, message_id)
+        await asyncio.sleep(0)
+        return added
+
+    def _store(self, subject: str, payload: bytes, message_id: str) -> bool:
         self._check()
         check_publish_subject(subject)
         headers = {MESSAGE_ID: message_id}
@@ -283,8 +295,23 @@ class MemoryBus:
         self._broker.traces()
         added = self._broker.store(subject, payload, headers)
         self._broker.route(BusMessage(subject, payload, headers))
-        await asyncio.sleep(0)
         return added
+
+    def send_row(
+        self,
+        subject: str,
+        payload: bytes,
+        message_id: str,
+        answered: Callable[[bool | BusError], None],
+        *,
+        timeout_s: float = 5.0,
+    ) -> bool:
+        if self._closed:
+            raise ClosedError("the bus connection is closed")
+        if not self.connected:
+            return False
+        asyncio.get_running_loop().call_soon(answered, self._store(subject, payload, message_id))
+        return True
 
     async def consume(self, durable: str, filter_subject: str, *, ack_wait_s: float = 30.0) -> Consumer:
         self._check()

@@ -200,6 +200,10 @@ class NatsClient(Client):
         self.stats["out_bytes"] += payload_bytes
         self._pending.append(piece)
         self._pending_data_size += len(piece)
+        if self._write_is_due or (
+            self.linger_s and self._later is not None and self._pending_data_size < _WRITE_AT_ONCE_BYTES
+        ):
+            return  # it goes with what is to be written soon
         if self.is_connected and not self._write_soon() and self._flush_queue is not None and self._flush_queue.empty():
             self._step(super()._flush_pending())
 
@@ -250,11 +254,13 @@ class NatsClient(Client):
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        transport = self._transport
-        if isinstance(transport, TcpTransport) and self.writable:
+        socket = _socket_of(self._transport)
+        if self._pending and socket is not None and self.is_connected and not socket.is_closing():
             pending, self._pending, self._pending_data_size = self._pending, [], 0
-            if pending:
-                transport.writelines(pending)  # type: ignore[no-untyped-call]
+            if len(pending) == 1:
+                socket.write(pending[0])
+            else:
+                socket.writelines(pending)
 
     def forget_pending(self) -> None:
         """Before `close` without a `writable` socket: nats-py would write what is left to the closed socket, which

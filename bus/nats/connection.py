@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -384,6 +384,33 @@ class NatsBus:
             raise
         return inbox
 
+    def ask_once(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        take: Callable[[BusMessage | BusError], None],
+        timeout_s: float,
+    ) -> bool:
+        """`request` without a task that waits: the answer goes to ``take``. ``False``: it was not sent."""
+
+        def answered(answer: BusMessage | BusError) -> None:
+            timer.cancel()
+            self._replies.close(inbox)
+            take(answer)
+
+        inbox = self._replies.open(answered)
+        sent = False
+        try:
+            sent = self.send(subject, payload, inbox, headers)
+        finally:
+            if not sent:
+                self._replies.close(inbox)
+        if not sent:
+            return False
+        timer = asyncio.get_running_loop().call_later(timeout_s, lambda: answered(BusTimeoutError(subject, timeout_s)))
+        return True
+
     def _asked(self, inbox: str, answers: Answers) -> None:
         self._dropped += answers.dropped
         self._replies.close(inbox)
@@ -407,6 +434,17 @@ class NatsBus:
 
     async def publish_row(self, subject: str, payload: bytes, message_id: str, *, timeout_s: float = 5.0) -> bool:
         return await self.js.publish_row(subject, payload, message_id, timeout_s)
+
+    def send_row(
+        self,
+        subject: str,
+        payload: bytes,
+        message_id: str,
+        answered: Callable[[bool | BusError], None],
+        *,
+        timeout_s: float = 5.0,
+    ) -> bool:
+        return self.js.send_row(subject, payload, message_id, answered, timeout_s)
 
     async def consume(self, durable: str, filter_subject: str, *, ack_wait_s: float = 30.0) -> Consumer:
         consumer = NatsConsumer(self, durable, filter_subject, ack_wait_s)

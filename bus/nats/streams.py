@@ -17,6 +17,7 @@ from nats import errors as nats_errors
 from nats.js import api
 from nats.js import errors as js_errors
 
+from bus.answers import problem_of
 from bus.errors import (
     BusError,
     BusTimeoutError,
@@ -26,7 +27,7 @@ from bus.errors import (
     StreamError,
     WrongRevisionError,
 )
-from bus.interface import StoredRow
+from bus.interface import BusMessage, StoredRow
 from bus.log import EventLog
 from bus.nats.gaps import Gaps
 from bus.nats.pull import SETTLE_S, Pull, RowPlace
@@ -73,6 +74,20 @@ class PublishAck(msgspec.Struct, frozen=True):
 
 
 _ack_decoder = msgspec.json.Decoder(PublishAck)
+
+
+def _acknowledged(subject: str, answer: BusMessage) -> PublishAck:
+    """Raises `StreamError`, `WrongRevisionError`."""
+    try:
+        ack = _ack_decoder.decode(answer.payload)
+    except UNDECODABLE as error:
+        raise StreamError(f"{subject}: not JetStream's acknowledgement: {error}") from error
+    if ack.error is not None:
+        problem = str(ack.error.get("description", "refused"))
+        if ack.error.get("err_code") in (_WRONG_SEQUENCE, _WRONG_SEQUENCE_CONSTANT):
+            raise WrongRevisionError(f"{subject}: {problem}")
+        raise StreamError(f"{subject}: {problem}")
+    return ack
 
 
 class JetStream:
@@ -150,17 +165,7 @@ class JetStream:
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None, timeout_s: float
     ) -> PublishAck:
         """Publish into whatever stream takes ``subject``. Raises `NoRespondersError` when there is none."""
-        answer = await self._bus.request(subject, payload, timeout_s=timeout_s, headers=headers)
-        try:
-            ack = _ack_decoder.decode(answer.payload)
-        except UNDECODABLE as error:
-            raise StreamError(f"{subject}: not JetStream's acknowledgement: {error}") from error
-        if ack.error is not None:
-            problem = str(ack.error.get("description", "refused"))
-            if ack.error.get("err_code") in (_WRONG_SEQUENCE, _WRONG_SEQUENCE_CONSTANT):
-                raise WrongRevisionError(f"{subject}: {problem}")
-            raise StreamError(f"{subject}: {problem}")
-        return ack
+        return _acknowledged(subject, await self._bus.request(subject, payload, timeout_s=timeout_s, headers=headers))
 
     async def publish_row(self, subject: str, payload: bytes, message_id: str, timeout_s: float) -> bool:
         """See `bus.interface.Bus.publish_row`."""
@@ -181,6 +186,36 @@ class JetStream:
             except NoRespondersError as error:
                 raise StreamError(f"{subject} is not taken by {TRACE_STREAM}") from error
         return not ack.duplicate
+
+    def send_row(
+        self,
+        subject: str,
+        payload: bytes,
+        message_id: str,
+        answered: Callable[[bool | BusError], None],
+        timeout_s: float,
+    ) -> bool:
+        """See `bus.interface.Bus.send_row`."""
+        if not self._trace_stream_seen or not self._bus.connected:
+            return False
+
+        def take(answer: BusMessage | BusError) -> None:
+            answered(self._stored(subject, answer))
+
+        return self._bus.ask_once(subject, payload, {MESSAGE_ID: message_id}, take, timeout_s)
+
+    def _stored(self, subject: str, answer: BusMessage | BusError) -> bool | BusError:
+        try:
+            if isinstance(answer, BusError):
+                raise answer
+            if (problem := problem_of(subject, answer)) is not None:
+                raise problem
+            return not _acknowledged(subject, answer).duplicate
+        except (BusTimeoutError, NoRespondersError) as error:
+            self._trace_stream_seen = False
+            return error
+        except BusError as error:
+            return error
 
 
 class NatsConsumer:

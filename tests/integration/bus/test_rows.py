@@ -53,10 +53,32 @@ async def test_rows_are_stored_and_counted(server: Server, tasks: Tasks) -> None
     assert rows.stats().dropped["stopped"] == 1
 
 
-async def test_rows_wait_for_the_server_and_are_stored_once(server: Server, tasks: Tasks) -> None:
+async def test_a_row_leaves_at_once(server: Server, tasks: Tasks) -> None:
+    """Once the stream is known a row is sent where it is published: what is said before it leaves with it."""
+    bus = await server.connect()
+    rows = RowPublisher(bus, tasks)
+    rows.publish(ROW, b"first", "first")
+    await eventually(lambda: rows.depth == 0)
+    sent = bus.stats().published
+    for number in range(3):
+        rows.publish(ROW, b"%d" % number, f"request-{number}")
+    rows.publish(ROW, b"0", "request-0")
+    assert (bus.stats().published - sent, rows.depth) == (4, 4)
+    assert await rows.drain(10) == 0
+    assert (rows.stats().acknowledged, rows.stats().duplicates, rows.stats().resent) == (5, 1, 0)
+    assert await stored(bus) == [b"first", b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("stream_is_known", [False, True])
+async def test_rows_wait_for_the_server_and_are_stored_once(
+    server: Server, tasks: Tasks, stream_is_known: bool
+) -> None:
     """User case E1: the server goes while rows are on their way; all are there after it is back, none twice."""
     bus = await server.connect()
     rows = RowPublisher(bus, tasks, timeout_s=1.0, retry_first_s=0.02, retry_most_s=0.05)
+    if stream_is_known:
+        rows.publish(ROW, b"0", "request-0")
+        await eventually(lambda: rows.depth == 0)
     for number in range(50):
         rows.publish(ROW, b"%d" % number, f"request-{number}")
     server.stop()

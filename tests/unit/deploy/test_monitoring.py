@@ -71,3 +71,12 @@ def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
     names = {rule["alert"] for rule in RULES}
     assert {case["alertname"] for case in cases if case["exp_alerts"]} == names
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
+
+
+def test_what_alerts_read_is_explained() -> None:
+    """On the page of operations, whose table says what to look at; admission's own index under its one line."""
+    page = (MONITORING.parents[1] / "docs" / "operations.md").read_text()
+    read = {name for rule in RULES for name in re.findall(r"\btidegate_\w+", rule["expr"])}
+    known = {name.removesuffix("_count") for name in read if not name.startswith("tidegate_admission_index_")}
+    assert sorted(name for name in known if f"`{name}" not in page) == []
+    assert "`tidegate_admission_index_…`" in page

@@ -200,10 +200,9 @@ class NatsClient(Client):
         self.stats["out_bytes"] += payload_bytes
         self._pending.append(piece)
         self._pending_data_size += len(piece)
-        if self._write_is_due or (
-            self.linger_s and self._later is not None and self._pending_data_size < _WRITE_AT_ONCE_BYTES
-        ):
-            return  # it goes with what is to be written soon
+        soon = self._write_is_due or (self.linger_s > 0.0 and self._later is not None)
+        if soon and self._pending_data_size < _WRITE_AT_ONCE_BYTES:
+            return
         if self.is_connected and not self._write_soon() and self._flush_queue is not None and self._flush_queue.empty():
             self._step(super()._flush_pending())
 

@@ -42,8 +42,8 @@ class Answer:
 class Request:
     """One request, read whole. ``headers`` in wire order and spelling; ``query`` without its ``?``.
 
-    ``hold``: its body's share of what the server may hold; released when the request is over. ``answer``: the screen's,
-    of a request whose small body was read over; the handler is not asked.
+    ``hold``: its body's share of what the server may hold; released when the request is over, if not before.
+    ``answer``: the screen's, of a request whose small body was read over; the handler is not asked.
     """
 
     __slots__ = (
@@ -67,6 +67,11 @@ class Request:
     def header(self, name: str) -> bytes | None:
         """The first value of ``name``, in whatever case it came, or ``None``."""
         return find(self.headers, name.lower().encode("latin-1"))
+
+    def let_go(self) -> None:
+        """Its body is not wanted any more, and counts as held no longer."""
+        self.body = b""
+        self.hold.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,10 @@ class ClientRequest:
     apart: str = ""
     absent: frozenset[str] = frozenset()
 
+    def answered(self) -> ClientRequest:
+        """What is known of it, without what it asks for."""
+        return replace(self, body=b"", prompt=None)
+
     @property
     def passed(self) -> bool:
         """It is passed on as it comes; see `services.ingress.passing`."""

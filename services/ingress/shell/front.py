@@ -212,6 +212,7 @@ class FrontDoor:
             sticky=self._tools.turn_states.read(signals.get(HEADER), resolved.identity.key.text(), time.time()),
         )
         serving = RequestServing(self._tools, received, request, responder)
+        del asked, received  # what they hold of its body may go before its end
         await serving.run()
         return serving.tokens or 0
 

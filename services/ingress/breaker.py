@@ -50,11 +50,23 @@ class Breaker:
         self.trips = 0
         self._rules = rules
         self._known: dict[str, _Known] = {}
+        self._now = float("-inf")
+
+    def judge(self, worker: str, status: int | None, reason: str | None, now: float, *, unknown_api: bool) -> None:
+        """Whether it has failed by this status or reason, or answers, or nothing is known. ``unknown_api``: what became
+        of it there is its own affair: nobody takes a worker away from others by asking for it."""
+        if status in FAILED_STATUSES and unknown_api:
+            return
+        if status in FAILED_STATUSES or reason in FAILED_REASONS:
+            self.failed(worker, now)
+        elif status is not None or reason == "api_not_served":
+            self.answered(worker)
 
     def failed(self, worker: str, now: float) -> None:
         """One request failed there. While it is open, those that were under way when it opened say nothing new."""
         if not self._rules.failures:
             return
+        self._clock(now)
         known = self._known.setdefault(worker, _Known())
         known.failures += 1
         enough = known.failures >= self._rules.failures
@@ -70,6 +82,7 @@ class Breaker:
 
     def sent(self, worker: str, now: float) -> None:
         """A request goes there; where it is half open that is the probe, and no other goes for ``open_s``."""
+        self._clock(now)
         known = self._known.get(worker)
         if known is not None and known.until is not None and now >= known.until:
             known.until, known.probing = now + self._rules.open_s, True
@@ -78,14 +91,23 @@ class Breaker:
         """Those of ``workers`` that get nothing now. None, where that would be all: a try is better than a refusal."""
         if not self._known:
             return ()
+        self._clock(now)
         names = list(workers)
         shut = tuple(name for name in names if self._state(name, now) == "open")
         return shut if len(shut) < len(names) else ()
 
     def states(self, now: float) -> dict[str, BreakerState]:
         """Every worker whose breaker is not closed."""
+        self._clock(now)
         found = {name: self._state(name, now) for name in self._known}
         return {name: state for name, state in found.items() if state is not None}
+
+    def _clock(self, now: float) -> None:
+        """Where the clock was set back, nobody is left alone for longer by that."""
+        back_s, self._now = self._now - now, now
+        if back_s > 0:
+            for known in self._known.values():
+                known.until = known.until if known.until is None else known.until - back_s
 
     def _state(self, worker: str, now: float) -> BreakerState | None:
         known = self._known.get(worker)

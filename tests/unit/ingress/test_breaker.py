@@ -67,6 +67,18 @@ def test_those_under_way_when_it_opened_do_not_open_it_longer() -> None:
     assert breaker.trips == 1
 
 
+def test_a_clock_that_is_set_back_leaves_nobody_alone_for_longer() -> None:
+    """The rest of its time is as long as it was."""
+    breaker = Breaker(BreakerRules(failures=1, open_s=5.0))
+    breaker.failed("a", 1000.0)
+    assert breaker.states(1003.0) == {"a": "open"}
+    assert breaker.avoided(["a", "b"], 500.0) == ("a",)
+    assert breaker.avoided(["a", "b"], 502.0) == ()
+    breaker.sent("a", 502.0)
+    assert breaker.states(502.0) == {"a": "open"}
+    assert breaker.states(507.0) == {"a": "half_open"}
+
+
 def test_where_all_are_open_all_are_tried() -> None:
     breaker = tripped()
     assert breaker.avoided(["a"], 1.0) == ()

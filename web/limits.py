@@ -11,9 +11,9 @@ class ServerLimits:
 
     ``header_bytes``: of a request's head, and as many again of what surrounds the pieces of its body (chunk extensions,
     trailers); ``headers``: how many.
-    ``body_bytes``: of one request; ``held_body_bytes``: of all requests that are being read, or are not over and were not
-    let go, a body whose length is declared counting whole from its headers on. ``read_over_bytes``: the body of a request that is
-    refused by its head is read over up to here, which keeps the connection; a larger one closes it.
+    ``body_bytes``: of one request; ``held_body_bytes``: of all requests that are being read, or are not over and were
+    not let go, a body whose length is declared counting whole from its headers on. ``read_over_bytes``: the body of a
+    request that is refused by its head is read over up to here, which keeps the connection; a larger one closes it.
 
     ``header_timeout_s`` runs from a request's first byte (or the accept) to the end of its headers, ``body_timeout_s``
     from there to the end of its body, ``keepalive_s`` between two requests, ``stall_timeout_s`` while a client does

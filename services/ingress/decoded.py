@@ -27,6 +27,8 @@ AT_A_MARK = 16
 """Lists that are known by one beginning; the one seen longest ago is forgotten there."""
 ENTRY_BYTES = 1_000
 """What one list costs beside its items, with its marks."""
+ITEM_BYTES = 200
+"""What one item costs beside its bytes and its value (measured: 130 to 190)."""
 MOST_PARTS = 100
 """An item of more parts is not measured, but taken for `PARTS_BYTES` as large as its bytes (its parts may be)."""
 PARTS_BYTES = 20
@@ -105,7 +107,7 @@ class DecodedCache:
         if found._keys is None or (old is not None and known == len(raws)):
             return
         copies = [raw.copy() for raw in raws[known:]]  # a view would hold the whole body
-        sizes = [len(raw) + _held(item, len(raw)) for raw, item in zip(copies, items[known:], strict=True)]
+        sizes = [ITEM_BYTES + len(raw) + _held(item, len(raw)) for raw, item in zip(copies, items[known:], strict=True)]
         if old is not None:
             copies, sizes = old.raws[:known] + copies, old.sizes[:known] + sizes
         entry = _Entry(found._apart, copies, list(items), sizes, found._keys)

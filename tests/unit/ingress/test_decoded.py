@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import tracemalloc
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,35 @@ def test_many_small_parts_count_for_what_they_take() -> None:
     cache = DecodedCache(max_bytes=1 << 20)
     assert seen(cache, raws(LONG, [1] * 100_000)) == 0
     assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a text of some length " * 20},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "漢字 " * 100, "cache_control": {"type": "ephemeral"}}] * 3,
+        },
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}] * 60},
+        {"n": [[], {}, 1] * 200},
+    ],
+)
+def test_what_is_counted_is_what_is_held(message: dict[str, Any]) -> None:
+    """The bound is one of memory: no less is counted than it takes."""
+    cache = DecodedCache(max_bytes=1 << 30)
+    bodies = [msgspec.json.encode([f"{number}{LONG}", *[message] * 30]) for number in range(20)]
+    gc.collect()
+    tracemalloc.start()
+    for body in bodies:
+        items = msgspec.json.decode(body, type=list[msgspec.Raw])
+        cache.keep(cache.find(items), items, decode_all(items))
+    del items
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(cache) == len(bodies)
+    assert held <= cache.size_bytes
 
 
 def test_no_body_is_held() -> None:

@@ -28,7 +28,7 @@ AT_A_MARK = 16
 ENTRY_BYTES = 1_000
 """What one list costs beside its items, with its marks."""
 ITEM_BYTES = 200
-"""What one item costs beside its bytes and its value (measured: 130 to 190)."""
+"""What one item costs beside its bytes and its value (measured: about 145)."""
 MOST_PARTS = 100
 """An item of more parts is not measured, but taken for `PARTS_BYTES` as large as its bytes (its parts may be)."""
 PARTS_BYTES = 20

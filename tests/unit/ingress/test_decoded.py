@@ -95,6 +95,7 @@ def test_many_small_parts_count_for_what_they_take() -> None:
     assert len(cache) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "message",
     [
@@ -162,6 +163,7 @@ def chat(endpoint: Endpoint, **members: Any) -> ChatPrompt:
     return prompt
 
 
+@pytest.mark.long
 @given(turns=st.lists(TURN, min_size=1, max_size=20), cuts=st.lists(st.integers(1, 20), max_size=4))
 def test_a_prompt_is_that_of_one_who_knows_nothing(turns: list[dict[str, Any]], cuts: list[int]) -> None:
     """Whatever was seen before, and in whatever order."""

@@ -76,6 +76,7 @@ class HttpServer:
         self.limits = limits or ServerLimits()
         self.held = HeldBytes(self.limits.held_body_bytes)
         self.draining = False
+        self._lets_nobody_in = False
         self.failures = 0
         self.refusals: dict[str, int] = {}
         self._handler = handler
@@ -165,10 +166,13 @@ class HttpServer:
     async def drain(self, timeout_s: float) -> bool:
         """Stop accepting, close what is idle, wait until every handler has ended; whether all did in time. Who asked
         before is let in first: a listener that is closed resets those in its queue."""
-        for _ in range(0 if self.draining else 2):  # to accept them, and to read what they sent
-            await asyncio.sleep(LOOK_S)
+        if not self.draining:
+            await asyncio.sleep(LOOK_S)  # to accept them
         self.draining = True
         _close(self._listeners)
+        if not self._lets_nobody_in:
+            await asyncio.sleep(LOOK_S)  # to read what they sent
+        self._lets_nobody_in = True
         for connection in list(self._connections):
             if connection.idle:
                 connection.close()
@@ -210,7 +214,7 @@ class HttpServer:
 
     def opened(self, connection: ServerConnection) -> None:
         self._connections.add(connection)
-        if self.draining:
+        if self._lets_nobody_in:
             connection.close()
         elif len(self._connections) > self.limits.connections:
             self._refuse_connection()

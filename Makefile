@@ -25,12 +25,12 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/Cargo.lock) $(shell find nativ
 unexport PYTHONDONTWRITEBYTECODE
 
 # Rooms share nothing: every test starts its own bus on a free port. Nor do whole systems. Most of these tests wait for
-# leases, time-outs and restarts, and two of them at a time leave half of two processors idle: so four rooms, two systems.
+# leases, time-outs and restarts, and two of them at a time leave half of two processors idle: so three rooms, two systems.
 # These tests time real processes on machines that others use too: what failed among the others runs once more by itself,
 # and only then is it a failure. What needed its second run is said; more than five failures are no accident.
 TIMED = tests/support/timed.sh $(BIN)/python
 LONG = $(PYTEST) -q -n 2 -m long tests/unit
-INTEGRATION = $(TIMED) -q -n 4 --dist loadfile -m "not compose and not real" tests/integration
+INTEGRATION = $(TIMED) -q -n 3 --dist loadfile -m "not compose and not real" tests/integration
 SYSTEM = $(TIMED) -q -n 2 --dist loadfile -m "not compose and not real" tests/system
 
 .DEFAULT_GOAL := help

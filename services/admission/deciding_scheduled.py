@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from schemas.admit import AdmitRequest
 from schemas.session import SessionKey
+from schemas.worker import runs_high_first
 from services.admission.asks import Ask, Stage
 from services.admission.deciding import Deciding
 from services.admission.effects import Effect, Reply
@@ -241,7 +242,7 @@ class ScheduledDeciding(Deciding):
         worker = self._state.fleet.get(let.worker) if let is not None else None
         if let is None or worker is None or not self._state.settings.engine_priorities:
             return None
-        return engine_priority(let.priority, worker.state.profile.engine)
+        return engine_priority(let.priority, high_first=runs_high_first(worker.state.profile))
 
     # The lines
 

@@ -15,7 +15,7 @@ from schemas.admit import Granted, Refused
 from schemas.decision import Decision
 from schemas.request import Usage
 from schemas.session import SessionFact
-from schemas.worker import WorkerProfile
+from schemas.worker import LOW_FIRST, Engine, WorkerProfile
 from services.admission.accounts import SeatAccount
 from services.admission.config import AdmissionSettings
 from services.admission.effects import AskIndex, Effect
@@ -399,11 +399,15 @@ def test_workers_of_unknown_size_are_placed_by_cost() -> None:
 
 
 def test_engines_read_the_order_as_they_sort_it() -> None:
-    """vLLM runs the lower number first, SGLang the higher one; an engine that does not sort refuses the field."""
+    """vLLM runs the lower number first, SGLang the higher one, or as it was told; an engine that does not sort refuses
+    the field."""
     priorities = {}
-    for engine in ("vllm", "sglang"):
+    engines: tuple[tuple[Engine, tuple[str, ...]], ...] = (("vllm", ()), ("sglang", ()), ("sglang", (LOW_FIRST,)))
+    for engine, features in engines:
         core = driven(policy="commit", engine_priorities=True)
-        profile = WorkerProfile(url="http://a", model="m", block_size=16, kv_tokens=KV_TOKENS, engine=engine)
+        profile = WorkerProfile(
+            url="http://a", model="m", block_size=16, kv_tokens=KV_TOKENS, engine=engine, features=features
+        )
         core.do(WorkerStated(msgspec.structs.replace(worker_state("a"), profile=profile)))
         first = granted(core.ask(ask("r1", "s1", tokens=100))).priority
         core.now += 60.0
@@ -411,8 +415,8 @@ def test_engines_read_the_order_as_they_sort_it() -> None:
         second = granted(core.ask(ask("r2", "s2", tokens=100))).priority
         assert first is not None
         assert second is not None
-        priorities[engine] = second - first
-    assert priorities == {"vllm": 60, "sglang": -60}
+        priorities[engine, features] = second - first
+    assert priorities == {("vllm", ()): 60, ("sglang", ()): -60, ("sglang", (LOW_FIRST,)): 60}
     assert granted(committing().ask(ask("r1", "s1", tokens=100))).priority is None
 
 

@@ -345,8 +345,8 @@ def test_a_damaged_value_costs_nothing_but_what_it_held() -> None:
 def test_priorities_fit_32_bits_in_the_same_order() -> None:
     """Unix seconds, Unix milliseconds and small numbers, all the same for every leader."""
     for numbers in ((0, 1, 50_000), (1_790_000_000, 1_790_000_060), (-5, 0), (1_790_000_000_000, 1_790_000_001_500)):
-        vllm = [engine_priority(number, "vllm") for number in numbers]
+        vllm = [engine_priority(number, high_first=False) for number in numbers]
         assert vllm == sorted(vllm)
         assert len(set(vllm)) == len(vllm)
-        assert [engine_priority(number, "sglang") for number in numbers] == [-value for value in vllm]
+        assert [engine_priority(number, high_first=True) for number in numbers] == [-value for value in vllm]
         assert all(abs(value) <= 1 << 30 for value in vllm)

@@ -321,6 +321,7 @@ class IngressCore:
             )
         record.state = "streaming"
         record.status = event.status
+        record.let_go()
         record.first_byte_at = now
         relay = Relay(record.request_id)
         if event.status >= 400:

@@ -149,9 +149,11 @@ class Record:
     chunks: int = field(default=0)
     in_flight: tuple[InFlight, int] | None = None
     _digest: bytes = field(init=False)
+    _body_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._digest = xxh3_64_digest(self.request.body)
+        self._body_bytes = len(self.request.body)
 
     @property
     def model(self) -> str:
@@ -180,7 +182,7 @@ class Record:
         each image or the like, whose bytes say nothing."""
         if self.tokens is not None:
             return len(self.tokens)
-        return max(0, len(self.request.body) - self.media.bytes) // 4 + self.media.parts * MEDIA_TOKENS
+        return max(0, self._body_bytes - self.media.bytes) // 4 + self.media.parts * MEDIA_TOKENS
 
     @property
     def media(self) -> Media:
@@ -216,6 +218,10 @@ class Record:
     @property
     def is_open_upstream(self) -> bool:
         return self.state in ("dispatched", "streaming")
+
+    def let_go(self) -> None:
+        """An engine answers: it is sent to no other, and what it asks for need not be kept until the answer's end."""
+        self.request = self.request.answered()
 
     def next_attempt(self) -> None:
         """Forget what the failed attempt was given; its worker is not asked again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast, get_args
 
 import msgspec
@@ -295,6 +295,9 @@ class RequestServing:
             )
             if not self._relaying:
                 return
+            del body  # it is sent to nobody else: neither we nor the server hold it any longer
+            self._received = replace(self._received, request=(request := request.answered()))
+            self._request.let_go()
             await attempt.relay(self._responder, self._id)
         except (WebError, EventTooLargeError) as error:
             if not attempt.closed:

@@ -12,10 +12,10 @@ import pytest
 
 from services.ingress.endpoints import ChatPrompt, read_request
 from services.ingress.shell.local_tokenizer import LocalTokenizer
-from tests.integration.ingress.support import ASSETS, Door, Stage, chat, until
+from tests.integration.ingress.support import ASSETS, JSON, Door, Stage, chat, until
 from tests.support.pace import stands_still
 from tests.support.processes import python_process, settings_arguments
-from web.client import HttpClient
+from web.client import AnswerStream, HttpClient
 from web.server import Request, Responder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -102,6 +102,47 @@ async def test_bodies_over_what_may_be_held_are_refused_in_the_api_s_shape(stage
         async with asyncio.timeout(30):
             while await metric(door, "tidegate_ingress_held_body_bytes"):  # noqa: ASYNC110 - a page, without an event
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+async def test_a_body_goes_at_its_engines_first_byte(stage: Stage, tmp_path: Path) -> None:
+    """It is sent to no other engine after that: a stream that is open for an hour holds nothing of its prompt."""
+    release, open_answers = asyncio.Event(), 0
+
+    async def begin(request: Request, responder: Responder) -> None:
+        nonlocal open_answers
+        responder.start(200, [(b"content-type", b"text/event-stream")])
+        responder.write(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+        open_answers += 1
+        await release.wait()
+        responder.write(b"data: [DONE]\n\n")
+        responder.finish()
+
+    for engine in stage.engines.values():
+        engine.script = begin
+    settings = {"nats_url": stage.nats.url, "port": 0, "http_port": -1, "instance": "ingress-full", "tokenize": "none"}
+    arguments = settings_arguments({**settings, "admit_idle_s": 0.05, "text_blocks": "false"})
+    async with python_process("services.ingress", *arguments, directory=tmp_path, name="ingress") as process:
+        await process.wait_said("front_door_open")
+        url = process.output.split("front_door_open url=")[1].split()[0] + "/v1/chat/completions"
+        client = HttpClient()
+
+        async def stream() -> AnswerStream:
+            answer = await client.open("POST", url, JSON, json.dumps(chat("x" * MIB, stream=True)).encode())
+            assert await answer.read()
+            return answer
+
+        streams = [await stream()]
+        before = resident_bytes(process.pid)
+        streams += [await stream() for _ in range(STALLED)]
+        assert open_answers == STALLED + 1
+        assert (resident_bytes(process.pid) - before) / STALLED < MIB / 4
+        release.set()
+        for answer in streams:
+            assert await answer.read() == b"data: [DONE]\n\n"
+            assert await answer.read() == b""
+        await client.close()
+        assert await process.stop() == 0
 
 
 async def test_a_body_that_dribbles_ends_with_408(stage: Stage) -> None:

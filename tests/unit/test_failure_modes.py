@@ -102,6 +102,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "engine before its first byte": (
         f"{FAILURES}::test_an_engine_that_dies_before_its_first_byte",
         f"{FAILURES}::test_a_503_is_retried_and_the_second_failure_passed_on",
+        f"{FAILURES}::test_a_redirect_is_neither_followed_nor_passed_on",
         f"{INGRESS}::test_one_retry_on_another_worker_before_the_first_byte",
         f"{INGRESS}::test_no_retry_where_it_cannot_help",
         f"{INGRESS}::test_what_comes_late_of_the_first_attempt_is_ignored",
@@ -119,6 +120,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         f"{FAILURES}::test_each_time_out_is_named",
         "integration/web/test_client.py::test_each_silence_has_its_name",
         f"{BREAKER}::test_a_process_that_hangs_and_one_that_is_gone",
+        "integration/web/test_client.py::test_what_came_while_we_were_away_is_read_before_anybody_is_blamed",
     ),
     "engine on which everything fails": (
         f"{BREAKER}::test_an_engine_that_answers_503_is_left_alone_tried_and_taken_back",
@@ -168,6 +170,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         f"{ASKS}::test_a_turn_that_is_sent_again_is_the_same_turn",
         f"{ASKS}::test_a_new_leader_knows_a_turn_that_is_sent_again",
         f"{ASKS}::test_asking_again_returns_the_same_grant",
+        "integration/ingress/test_many_processes.py::test_a_turn_that_is_sent_again_to_both_is_accounted_once",
         "integration/bus/test_stored.py::test_a_repeated_row_is_stored_once",
     ),
     "Codex's turn state": (
@@ -185,6 +188,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         f"{FAILURES}::test_what_does_not_finish_in_time_is_ended_with_a_row",
         f"{INGRESS}::test_stopping_leaves_nobody_behind",
         "integration/web/test_server.py::test_close_lets_running_requests_end",
+        "integration/web/test_server.py::test_who_asked_before_a_drain_is_answered",
     ),
     "pages that answer under load": (
         f"{DOOR}::test_probes_answer_while_long_prompts_are_counted",

@@ -37,6 +37,10 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     ``max_output_tokens`` of which come. ``deadline_ms``: Unix ms after which the ingress listens no more. ``digest``:
     of the body, as the client sent it: a turn that did not come through and is sent again has the same (no harness says
     that it sends one again).
+
+    ``hedge``: it runs, and its engine is slow; may it be sent once more, elsewhere? Granted at once or refused, never
+    held, and booked beside the grant that it has, until its ingress says that one of the two has begun to answer
+    (docs/adr/0037). ``attempt`` is the one that the second sending would be.
     """
 
     request_id: str
@@ -65,14 +69,17 @@ class AdmitRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     avoided: tuple[str, ...] = ()
     sticky: str | None = None
     digest: bytes = b""
+    hedge: bool = False
 
 
 class AdmitCancel(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """``tg.v1.admit.cancel.<model>`` (MessagePack): the client went while its turn waited; forget it."""
+    """``tg.v1.admit.cancel.<model>`` (MessagePack): the client went while its turn waited; forget it. ``hedge``: only
+    the second sending is over, or not wanted; the request goes on."""
 
     request_id: str
     ingress: str
     reason: str = "client_disconnect"
+    hedge: bool = False
 
 
 class Held(Message, frozen=True, kw_only=True, omit_defaults=True, tag="held"):

@@ -7,10 +7,19 @@ from schemas.base import BodyDigest, Count, Fact, Message, Number, Tokens
 from schemas.session import RequestKind, SessionIdentity
 
 
+class HedgePlace(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a request was sent a second time, while neither engine answers."""
+
+    worker: str
+    rank: Count = 0
+    grant_id: str = ""
+    grant_epoch: Number = 0
+
+
 class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     """One accepted request of this ingress. ``worker``, ``grant_id``, ``attempt`` and ``predicted_cached_tokens`` are
     known once it is placed; ``hold_reason`` and ``held_since_ms`` while it is held. ``digest``: of a turn's body: one
-    that did not come through and is sent again has the same."""
+    that did not come through and is sent again has the same. ``hedge``: where it was sent besides."""
 
     request_id: str
     model: str
@@ -29,6 +38,7 @@ class InFlight(Message, frozen=True, kw_only=True, omit_defaults=True):
     hold_reason: str | None = None
     held_since_ms: Count | None = None
     digest: BodyDigest = ""
+    hedge: HedgePlace | None = None
 
 
 class IngressState(Fact, frozen=True, kw_only=True, omit_defaults=True):

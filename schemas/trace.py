@@ -121,7 +121,9 @@ class RequestMetrics(Message, frozen=True, kw_only=True, omit_defaults=True):
     ``request_id`` is the house's, ``x_request_id`` the client's, ``response_id`` the engine's.
     ``prefill_wait_time_ms``: from receipt to its dispatch to the engine that answered; ``prefill_time_ms``: from there
     to the first byte, the engine's own queue included. ``grant_id``: the row ``decision`` with the same one has the
-    scores. ``modalities``: what a prompt holds besides text. ``choices``: how many were asked for, where not one.
+    scores. ``hedged``: it was sent to a second engine because the first was slow; ``won``: that one answered (it is
+    the ``worker`` here, and no row ``decision`` tells of it), ``lost``: the first one did, or none. ``modalities``:
+    what a prompt holds besides text. ``choices``: how many were asked for, where not one.
     """
 
     request_id: str
@@ -136,6 +138,7 @@ class RequestMetrics(Message, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
     status: int | None = None
     attempts: int | None = None
+    hedged: Literal["won", "lost"] | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     max_output_tokens: int | None = None

@@ -35,6 +35,7 @@ from services.admission.events import (
 )
 from services.admission.facts import FactWriter
 from services.admission.follow import Follower
+from services.admission.hedging import FIRST_TICKET, Hedges
 from services.admission.outcomes import Noticed
 from services.admission.remembered import Stored
 from services.admission.requests import RequestRecord
@@ -57,7 +58,8 @@ class Core:
         self.state = AdmissionState.fresh(settings, choose, now)
         scheduled = self.state.scheduled
         self.deciding = Deciding(self.state) if scheduled is None else ScheduledDeciding(self.state, scheduled)
-        self._follower = Follower(self.state, self.deciding)
+        self._hedges = Hedges(self.state, self.deciding)
+        self._follower = Follower(self.state, self.deciding, self._hedges)
         self._instance = instance
         self._ticked = now
         self._swept = now
@@ -85,9 +87,11 @@ class Core:
             case AdmitAsked(request, reply_to):
                 return self._asked(request, reply_to, now)
             case MatchAnswered(ticket, reply):
-                return self.deciding.matched(ticket, reply, now)
+                asker = self._hedges if ticket < FIRST_TICKET else self.deciding
+                return asker.matched(ticket, reply, now)
             case MatchFailed(ticket, reason):
-                return self.deciding.match_failed(ticket, reason, now)
+                asker = self._hedges if ticket < FIRST_TICKET else self.deciding
+                return asker.match_failed(ticket, reason, now)
             case PolicyAnswered(ticket, answer):
                 return self.deciding.policy_answered(ticket, answer, now)
             case PolicyFailed(ticket, reason):
@@ -160,6 +164,8 @@ class Core:
         record.digest = request.digest
         if requests.is_cancelled(request.request_id):
             return [self.deciding.refuse(request, reply_to, "cancelled")]
+        if request.hedge:
+            return self._hedges.asked(request, reply_to, record, now)
         return self.deciding.asked(request, reply_to, record, now)
 
     def _cancelled(self, event: AdmitCancelled, now: float) -> list[Effect]:
@@ -168,6 +174,8 @@ class Core:
         if record is not None and record.ingress != cancel.ingress:
             self.state.counters.cancels["not_its_owner"] += 1
             return []
+        if cancel.hedge:
+            return self._hedges.over(record, now) if record is not None else []
         cancels = self.state.counters.cancels
         cancels[cancel.reason if cancel.reason in cancels or len(cancels) < MAX_REASONS else "other"] += 1
         if cancel.reason == "client_disconnect":
@@ -178,6 +186,7 @@ class Core:
         if epoch == self.epoch:
             return []
         self.deciding.drop_all()
+        self._hedges.drop_all()
         self.state.facts = None if epoch is None else FactWriter(self._instance, epoch)
         if self.state.scheduled is not None:
             self.state.scheduled.epoch = epoch

@@ -12,9 +12,11 @@ class Counters:
 
     ``grants``: by mode, and ``adopted`` ones. ``sticky``: turns that kept or left their session's previous worker.
     ``released``: grants by why they were released (``end``, ``lapsed``, ``ingress_lost``, ``cancelled``, ``attempt``,
-    ``worker_lost``, ``vanished``). ``index``: questions by what became of them; ``policies``: those to users' policies,
+    ``worker_lost``, ``vanished``; ``hedge``: of a second sending, when the race was over). ``index``: questions by what
+    became of them; ``policies``: those to users' policies,
     by (policy, ask, what became of it). ``held``: by reason.
     ``resends``: turns that were sent again because the last one did not come through.
+    ``hedges``: second sendings of slow requests that were asked for: ``granted``, or why not.
     ``lost``: requests whose ingress was lost. ``vanished``: requests that no fact names any more.
     """
 
@@ -27,6 +29,7 @@ class Counters:
     released: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
+    hedges: Counter[str] = field(default_factory=Counter)
     index: Counter[str] = field(default_factory=Counter)
     policies: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from schemas.admit import AdmitCancel, AdmitRequest, Granted, Held, Refused
-from schemas.index import MatchReply, MatchRequest
+from schemas.index import MatchReply
 from schemas.policy import PolicyAnswer
 from schemas.session import SessionKey
 from services.admission.asks import Ask, Stage
@@ -24,7 +22,14 @@ from services.admission.holds import HoldQueue
 from services.admission.line_speed import LineSpeeds
 from services.admission.pauses import Pauses
 from services.admission.placement import IndexView, Placement
-from services.admission.placing import barred, block_size, place_by_cost, previous_worker
+from services.admission.placing import (
+    barred,
+    block_size,
+    index_question,
+    index_view,
+    place_by_cost,
+    previous_worker,
+)
 from services.admission.replies import granted_reply
 from services.admission.requests import RequestRecord
 from services.admission.state import AdmissionState
@@ -64,6 +69,10 @@ class Deciding:
     def open_questions(self) -> int:
         """Asks that wait for the index or for users' policies."""
         return len(self._open)
+
+    def waiting(self, model: str) -> int:
+        """Turns of ``model`` that wait for a place."""
+        return self._waiting(model)
 
     def waits(self, request_id: str) -> bool:
         """Whether this request has an unanswered ask."""
@@ -138,12 +147,7 @@ class Deciding:
         ask = self._open.get(ticket)
         if ask is None:
             return []
-        request = ask.request
-        if request.chain_unit == "text":
-            view = IndexView.of_text(reply, request.block_size, block_size(self._state, request))
-        else:
-            view = IndexView.of(reply, self._state.settings.weights.shared_unsure_multiplier)
-        return self._index_known(ticket, view, now)
+        return self._index_known(ticket, index_view(self._state, ask.request, reply), now)
 
     def match_failed(self, ticket: int, reason: str, now: float) -> list[Effect]:
         """The index did not answer: decide by session affinity and load."""
@@ -357,21 +361,10 @@ class Deciding:
     def _ask_index(self, ask: Ask, now: float) -> list[Effect]:
         ask.started_at = now
         ticket = self._question(ask, Stage.INDEX)
-        request = ask.request
-        if not request.chain or request.block_size <= 0:
+        question = index_question(self._state, ask.request)
+        if question is None:
             self._state.counters.index["no_chain"] += 1
             return self._scored(ask, IndexView.blind("no_chain"), now)
-        salt_rule = self._state.fleet.salt_rule(request.model)
-        question = MatchRequest(
-            model=request.model,
-            block_size=request.block_size,
-            chain=request.chain,
-            unit=request.chain_unit,
-            pages=request.pages,
-            page_size=request.page_size,
-        )
-        if salt_rule is not None:
-            question = msgspec.structs.replace(question, salt_rule=salt_rule)
         return [AskIndex(ticket, question, self._state.settings.index_deadline_ms)]
 
     def _index_known(self, ticket: int, index: IndexView, now: float) -> list[Effect]:

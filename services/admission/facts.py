@@ -112,6 +112,21 @@ class FactWriter:
             preamble=request.preamble,
         )
 
+    def hedge_placed(self, request: AdmitRequest, grant: Grant, indexed: int | None, now: float) -> Placed:
+        """What a request that is sent twice puts into a second cache. Its session is where it was."""
+        return Placed(
+            **self._numbers.stamp("placed", now),
+            request_id=request.request_id,
+            model=request.model,
+            worker=grant.worker,
+            rank=grant.rank,
+            mode="policy",
+            unit=request.chain_unit,
+            block_size=request.block_size,
+            chain=request.chain,
+            indexed=indexed,
+        )
+
     def decision(
         self,
         ask: Ask,

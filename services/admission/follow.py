@@ -6,6 +6,10 @@ and ends them itself once it leads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from schemas.admit import Grant
 from schemas.decision import Candidate, Decision
 from schemas.ingress import InFlight, IngressState
@@ -16,10 +20,11 @@ from services.admission.deciding import Deciding
 from services.admission.effects import Effect, Publish, WriteRow
 from services.admission.granting import placed
 from services.admission.grants import OpenGrant
+from services.admission.hedging import Hedges
 from services.admission.lost import OUTCOME, lost_row
 from services.admission.placing import DEFAULT_BLOCK_SIZE
 from services.admission.requests import IngressEpoch, RequestRecord
-from services.admission.state import AdmissionState
+from services.admission.state import AdmissionState, hedge_id
 
 STANDBY_KEEPS_LOST_S = 60.0
 """How long a standby leaves the requests of a lost ingress to the leader, in seconds."""
@@ -37,9 +42,10 @@ _UNSEEN = Candidate(worker="", rank=0)
 class Follower:
     """Takes in facts about workers, ingresses and requests."""
 
-    def __init__(self, state: AdmissionState, deciding: Deciding) -> None:
+    def __init__(self, state: AdmissionState, deciding: Deciding, hedges: Hedges) -> None:
         self._state = state
         self._deciding = deciding
+        self._hedges = hedges
 
     # Workers
 
@@ -114,19 +120,24 @@ class Follower:
         record.attempt, record.mode = fact.attempt, fact.mode
         record.worker, record.rank, record.grant_id = fact.worker, fact.rank, fact.grant_id
         record.predicted_cached_tokens = None
+        hedge = self._state.ledger.get(hedge_id(fact.request_id))
+        if hedge is not None and (hedge.grant.worker, hedge.grant.rank) == (fact.worker, fact.rank):
+            return self._hedge_won(record, hedge, now)
         return self._adopt(record, 0, record.input_tokens, now)
 
     def first_token(self, fact: RequestFirstToken, now: float) -> list[Effect]:
         """Its prompt is computed."""
         record = self._state.requests.get(fact.request_id)
+        effects: list[Effect] = []
         if record is not None:
             record.ttft_ms = fact.ttft_ms
             record.named = now
+            effects = self._hedges.over(record, now)
             self._state.ledger.renew(fact.request_id, now + self._state.settings.grant_ttl_s)
         self._state.ledger.prefilled(fact.request_id)
         if self._state.scheduled is not None:
             self._state.scheduled.first_token(fact.request_id)
-        return []
+        return effects
 
     def ended(self, fact: RequestEnd, now: float) -> list[Effect]:
         """A request is over, however it came: its place is free, its session's turn done."""
@@ -190,25 +201,32 @@ class Follower:
         effects: list[Effect] = []
         expires = now + self._state.settings.grant_ttl_s
         for item in fact.in_flight:
-            known = self._state.requests.get(item.request_id)
-            # The decision was lost, and the dispatch does not say how long the prompt is: it is booked anew, once.
-            sized = known is None or known.input_tokens > 0 or item.input_tokens == 0
-            record = self._note(_record(item, fact, now), now)
-            if record is None:
-                continue
-            if self._state.ledger.renew(item.request_id, expires) and sized and not self._runs_elsewhere(item):
-                continue
-            if item.worker is None or self._deciding.waits(item.request_id):
-                continue
-            if item.attempt < record.attempt or self._state.requests.is_cancelled(item.request_id):
-                continue
-            record.attempt, record.mode = item.attempt, item.mode
-            record.worker, record.rank, record.grant_id = item.worker, item.rank, item.grant_id
-            record.predicted_cached_tokens = item.predicted_cached_tokens or None
-            # It has run for a while: its prompt is taken for computed.
-            effects += self._adopt(record, item.grant_epoch or 0, 0, now)
+            effects += self._named(item, fact, expires, now)
+            record = self._state.requests.get(item.request_id) if item.hedge is not None else None
+            if record is not None and item.hedge is not None:
+                self._hedges.stated(record, item.hedge, expires)
         unnamed = self._unnamed(fact, now)
         return effects + unnamed + (self._deciding.pump_all(now) if unnamed else [])
+
+    def _named(self, item: InFlight, fact: IngressState, expires: float, now: float) -> list[Effect]:
+        """One request of a table."""
+        known = self._state.requests.get(item.request_id)
+        # The decision was lost, and the dispatch does not say how long the prompt is: it is booked anew, once.
+        sized = known is None or known.input_tokens > 0 or item.input_tokens == 0
+        record = self._note(_record(item, fact, now), now)
+        if record is None:
+            return []
+        if self._state.ledger.renew(item.request_id, expires) and sized and not self._runs_elsewhere(item):
+            return []
+        if item.worker is None or self._deciding.waits(item.request_id):
+            return []
+        if item.attempt < record.attempt or self._state.requests.is_cancelled(item.request_id):
+            return []
+        record.attempt, record.mode = item.attempt, item.mode
+        record.worker, record.rank, record.grant_id = item.worker, item.rank, item.grant_id
+        record.predicted_cached_tokens = item.predicted_cached_tokens or None
+        # It has run for a while: its prompt is taken for computed.
+        return self._adopt(record, item.grant_epoch or 0, 0, now)
 
     def _unnamed(self, fact: IngressState, now: float) -> list[Effect]:
         """Requests that this table would name if they were not over."""
@@ -296,6 +314,17 @@ class Follower:
         if entry is None or item.worker is None or item.attempt < entry.attempt:
             return False
         return (item.worker, item.rank or 0) != (entry.grant.worker, entry.grant.rank)
+
+    def _hedge_won(self, record: RequestRecord, hedge: OpenGrant, now: float) -> list[Effect]:
+        """The second sending is the request now, by the amounts that it was booked with; the first gives its own
+        back."""
+        self._state.release(record.request_id, "attempt")
+        record.hedge_over = True
+        grant = msgspec.structs.replace(hedge.grant, request_id=record.request_id)
+        expires = now + self._state.settings.grant_ttl_s
+        self._state.ledger.open(replace(hedge, grant=grant, expires=expires, sent=True))
+        self._state.adopted(record)
+        return [*self._state.turn_placed(record, now), *self._deciding.pump_all(now)]
 
     def _adopt(self, record: RequestRecord, epoch: int, prefill_tokens: int, now: float) -> list[Effect]:
         """Book a placement that we did not make, as its ingress says. ``epoch``: of who did; 0: nobody says."""

@@ -43,7 +43,7 @@ def grant_turn(
         epoch=facts.epoch,
         expires_ms=int(expires * 1000),
     )
-    _book(state, ask, placement, grant, expires)
+    book(state, ask, placement, grant, expires)
     decision = _decision(state, facts, ask, placement, grant, policy, now)
     _count(state.counters, decision)
     placed(record, decision)
@@ -70,7 +70,8 @@ def placed(record: RequestRecord, decision: Decision) -> None:
     record.decision = decision
 
 
-def _book(state: AdmissionState, ask: Ask, placement: Placement, grant: Grant, expires: float) -> None:
+def book(state: AdmissionState, ask: Ask, placement: Placement, grant: Grant, expires: float) -> None:
+    """What ``grant`` weighs at its rank, under its request id."""
     request, chosen, weights = ask.request, placement.chosen, state.settings.weights
     size, pages = block_size(state, request), chosen.shared_blocks
     credit = weights.shared_cache_multiplier * chosen.sureness * pages

@@ -107,6 +107,7 @@ class AdmissionMetrics(Collector):
         yield totals("grants_released", "Grants released.", "reason", counters.released)
         yield totals("admission_refused", "Asks refused.", "reason", counters.refused)
         yield totals("admission_cancelled", "Asks cancelled.", "reason", counters.cancels)
+        yield totals("hedges", "Second sendings of slow requests: granted, or why not.", "outcome", counters.hedges)
         yield totals("held_replies", "Held replies sent.", "reason", counters.held)
         yield totals("index_questions", "Questions to the index.", "outcome", counters.index)
         yield _policy_questions(counters.policies)

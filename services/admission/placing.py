@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from schemas.admit import AdmitRequest
+from schemas.index import MatchReply, MatchRequest
 from schemas.session import MOVES_SESSION
 from services.admission.asks import Ask
 from services.admission.cost import Prompt
@@ -25,6 +28,29 @@ def block_size(state: AdmissionState, request: AdmitRequest) -> int:
         if worker.state.profile.block_size:
             return worker.state.profile.block_size
     return DEFAULT_BLOCK_SIZE
+
+
+def index_question(state: AdmissionState, request: AdmitRequest) -> MatchRequest | None:
+    """What an index is asked about a prompt; ``None``: it has no chain."""
+    if not request.chain or request.block_size <= 0:
+        return None
+    question = MatchRequest(
+        model=request.model,
+        block_size=request.block_size,
+        chain=request.chain,
+        unit=request.chain_unit,
+        pages=request.pages,
+        page_size=request.page_size,
+    )
+    salt_rule = state.fleet.salt_rule(request.model)
+    return question if salt_rule is None else msgspec.structs.replace(question, salt_rule=salt_rule)
+
+
+def index_view(state: AdmissionState, request: AdmitRequest, reply: MatchReply) -> IndexView:
+    """What the index answered about it."""
+    if request.chain_unit == "text":
+        return IndexView.of_text(reply, request.block_size, block_size(state, request))
+    return IndexView.of(reply, state.settings.weights.shared_unsure_multiplier)
 
 
 def place_by_cost(state: AdmissionState, ask: Ask, now: float) -> Placement:

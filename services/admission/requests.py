@@ -29,6 +29,7 @@ class RequestRecord:
 
     ``attempt``: the highest asked for or dispatched. ``turn_open``: its session counts it as in flight.
     ``priority``: of its grant, as its engine is to read it. ``digest``: of its body.
+    ``hedge_over``: it was sent twice, or was to be, and the race is over: a late fact begins none anew.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class RequestRecord:
     turn_open: bool = False
     priority: int | None = None
     digest: bytes = b""
+    hedge_over: bool = False
 
 
 @dataclass(slots=True)

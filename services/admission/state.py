@@ -19,6 +19,11 @@ from services.admission.sessions import Pause, SessionChange, SessionTable
 from services.admission.workers import Fleet
 
 
+def hedge_id(request_id: str) -> str:
+    """Under which the second sending of a request is booked (`services.admission.hedging`)."""
+    return f"hedge:{request_id}"
+
+
 @dataclass(slots=True)
 class AdmissionState:
     """The tables, and whether we lead (``facts`` is ``None`` for a standby: it knows the same and says nothing)."""
@@ -61,12 +66,21 @@ class AdmissionState:
         )
 
     def release(self, request_id: str, why: str) -> OpenGrant | None:
-        """Reverse the request's grant, if it has one, and count why."""
-        entry = self.ledger.release(request_id)
+        """Reverse the request's grant, if it has one, and count why; a second sending goes with it."""
+        entry = self._release(request_id, why)
+        self.release_hedge(request_id)
+        return entry
+
+    def release_hedge(self, request_id: str) -> OpenGrant | None:
+        """Reverse the booking of the request's second sending, if it has one."""
+        return self._release(hedge_id(request_id), "hedge")
+
+    def _release(self, name: str, why: str) -> OpenGrant | None:
+        entry = self.ledger.release(name)
         if entry is not None:
             self.counters.released[why] += 1
             if self.scheduled is not None:
-                self.scheduled.withdraw(request_id)
+                self.scheduled.withdraw(name)
         return entry
 
     def adopted(self, record: RequestRecord) -> None:

@@ -77,11 +77,15 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     ``turn_state_s``: how long the ``x-codex-turn-state`` of an answer is good (0: none is given). Front doors read each
     other's where they share ``cache_salt_secret``.
 
-    ``retry``: once, on another worker, when the first failed before its first byte. ``splice_usage``: ask the engine
-    for usage (and keep the extra chunk from clients that did not ask). ``splice_priority``: send the priority that
-    admission decided. ``strip_hints``: members of clients' bodies that are for schedulers, and that these engines
-    refuse: read here and not sent on. ``splice_session_id``: send the session's id in the body; unset: for turns, to
-    engines that take hints, which name sessions by it.
+    ``retry``: once, on another worker, when the first failed before its first byte.
+    ``hedge_after_ms``: a request whose engine has not begun to answer in this time is sent to another one as well, if
+    admission grants that at once, and the one that begins first is heard; in place of the retry (0: never;
+    docs/adr/0037).
+    ``splice_usage``: ask the engine for usage (and keep the extra chunk from clients that did not ask).
+    ``splice_priority``: send the priority that admission decided. ``strip_hints``: members of clients' bodies that are
+    for schedulers, and that these engines refuse: read here and not sent on.
+    ``splice_session_id``: send the session's id in the body; unset: for turns, to engines that take hints, which name
+    sessions by it.
     ``splice_continuum``: tell vLLM's Continuum plug-in in ``vllm_xargs`` whose step a turn is. ``splice_kv_hints``: put
     the hints for a session into its next turn, for workers whose bridge says that this is how they take them.
     ``forward_headers``: more header names to forward; a trailing ``*`` stands for any ending.
@@ -156,6 +160,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     turn_state_s: float = 600.0
 
     retry: bool = True
+    hedge_after_ms: int = 0
     splice_usage: bool = True
     splice_priority: bool = True
     strip_hints: tuple[Literal["nvext", "priority"], ...] = ()
@@ -222,6 +227,10 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("held_comment_s must not be negative")
         if not 0 <= self.turn_state_s <= MOST_TURN_STATE_S:
             raise ValueError(f"turn_state_s must be between 0 and {MOST_TURN_STATE_S}")
+        if self.hedge_after_ms < 0:
+            raise ValueError("hedge_after_ms must not be negative")
+        if self.hedge_after_ms and not self.retry:
+            raise ValueError("hedge_after_ms needs retry: a request that may not be sent again is not sent twice")
         if self.breaker_failures < 0:
             raise ValueError("breaker_failures must not be negative")
         if self.breaker_longest_s < self.breaker_open_s:

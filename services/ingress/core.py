@@ -16,16 +16,14 @@ from schemas.admit import DecisionMode, Granted, Held, Refused
 from schemas.request import (
     Outcome,
 )
-from schemas.session import engine_session_id
 from schemas.worker import WorkerState
 from services.ingress import events, placement, recognising, waiting
-from services.ingress.answers import AnswerFacts
-from services.ingress.breaker import FAILED_REASONS, FAILED_STATUSES, Breaker, BreakerRules
+from services.ingress.breaker import Breaker, BreakerRules
+from services.ingress.dispatching import Forwards
 from services.ingress.effects import (
     Answer,
     AskAdmission,
     AskIndexer,
-    BreakOff,
     CloseUpstream,
     CountPrompt,
     Effect,
@@ -37,9 +35,19 @@ from services.ingress.effects import (
 from services.ingress.engine_fields import FieldRules
 from services.ingress.errors import IngressError, MisuseError, OverloadedError, UnavailableError, UnknownModelError
 from services.ingress.facts import Facts
+from services.ingress.hedging import Hedging
 from services.ingress.recognising import RecognitionRules
-from services.ingress.replies import MESSAGES, error_event, refusal_message, reply_to
-from services.ingress.requests import API_NOT_SERVED, FAILURES, RETRY_STATUSES, STEPS, UNSENT, Record, Step
+from services.ingress.replies import MESSAGES, refusal_message, reply_to
+from services.ingress.requests import (
+    API_NOT_SERVED,
+    FAILURES,
+    HEDGE_STEPS,
+    RETRY_STATUSES,
+    STEPS,
+    UNSENT,
+    Record,
+    Step,
+)
 from services.ingress.rows import FINE_TOKENS, Ending, request_end_row, usage_of
 from services.ingress.workers import Workers
 
@@ -50,7 +58,8 @@ UNKNOWN_BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressRules:
     """``admit_deadline_s``: how long a request may be held. ``fallback``: place by hash when no leader answers.
-    ``retry``: once, before the first byte. ``held_comment_s``: how often a held stream is told so; 0: never.
+    ``retry``: once, before the first byte. ``hedge``: a slow request may be sent twice. ``held_comment_s``: how often a
+    held stream is told so; 0: never.
     ``in_flight_part``: requests in one `IngressState` message. ``session_id``, ``continuum``, ``kv_hints``: what
     requests tell caches (`services.ingress.engine_fields`). ``trace_fine_tokens``: see `services.ingress.rows`.
     ``breaker``: when a worker is left alone (`services.ingress.breaker`)."""
@@ -60,6 +69,7 @@ class IngressRules:
     max_in_flight: int = 4096
     fallback: bool = True
     retry: bool = True
+    hedge: bool = False
     held_comment_s: float = 0.0
     in_flight_part: int = 2000
     recognition: RecognitionRules = field(default_factory=RecognitionRules)
@@ -83,7 +93,9 @@ class IngressCore:
         self.late_events: Counter[str] = Counter()
         self._facts = Facts(ingress, epoch)
         self._rules = rules
+        self._forwards = Forwards(self.workers, self.fields)
         self._records: dict[str, Record] = {}
+        self._hedging = Hedging(self._facts, self.workers, self.breaker, self._forwards)
         self._steps: dict[Step, Callable[[Record, Any, float], list[Effect]]] = {
             "ask": self._counted,
             "recognised": self._recognised,
@@ -96,6 +108,10 @@ class IngressCore:
             "break_off": self._break_off,
             "leave": self._leave,
             "give_up": self._give_up,
+            "hedge_due": self._hedge_due,
+            "hedge_decided": self._hedge_decided,
+            "hedge_begins": self._hedge_begins,
+            "hedge_fails": self._hedge_fails,
         }
 
     def __len__(self) -> int:
@@ -133,7 +149,12 @@ class IngressCore:
                 return self._stopped(now)
         record = self._records.get(event.request_id)
         step = STEPS[record.state].get(type(event)) if record else None
-        if record is None or step is None or getattr(event, "attempt", record.attempt) != record.attempt:
+        attempt = getattr(event, "attempt", record.attempt) if record else 0
+        if record is not None and record.race is not None and attempt == record.race.attempt:
+            step = HEDGE_STEPS[record.race.granted is not None].get(type(event))
+        elif record is not None and attempt != record.attempt:
+            step = None
+        if record is None or step is None:
             self.late_events[type(event).__name__] += 1
             return []
         return self._steps[step](record, event, now)
@@ -245,12 +266,8 @@ class IngressCore:
                 )
             case Granted() as granted:
                 record.granted = granted
-                known = self.workers.get(granted.grant.worker)
-                url = known.profile.url if known else granted.url
-                ranks = known.profile.ranks if known else granted.grant.rank + 1
-                return self._dispatch(
-                    record, granted.grant.worker, granted.grant.rank, ranks, url, granted.mode, granted.priority, now
-                )
+                grant, forward = granted.grant, self._forwards.granted(record, record.attempt, granted, now)
+                return self._dispatch(record, grant.worker, grant.rank, granted.mode, forward, now)
 
     def _undecided(self, record: Record, event: events.AdmitFailed, now: float) -> list[Effect]:
         if event.reason == "hold_timeout":
@@ -261,32 +278,19 @@ class IngressCore:
         if place is None:
             return self._refuse(record, "no_worker", 503, 1, now)
         state, rank = place
-        url, ranks = state.profile.url, state.profile.ranks
+        forward = self._forwards.hashed(record, state, rank, now)
         return [
             self._facts.placed(record, state.worker, rank, now),
-            *self._dispatch(record, state.worker, rank, ranks, url, "fallback", None, now),
+            *self._dispatch(record, state.worker, rank, "fallback", forward, now),
         ]
 
     def _dispatch(
-        self,
-        record: Record,
-        worker: str,
-        rank: int,
-        ranks: int,
-        url: str,
-        mode: DecisionMode,
-        priority: int | None,
-        now: float,
+        self, record: Record, worker: str, rank: int, mode: DecisionMode, forward: Forward, now: float
     ) -> list[Effect]:
         record.state = "dispatched"
         record.worker, record.rank, record.mode, record.decided_at = worker, rank, mode, now
         self.breaker.sent(worker, now)
-        session_id = engine_session_id(record.identity.key, record.identity.session_id)
-        fields, dialect = self.fields.of(record, worker, now), self.workers.dialect(worker)
-        return [
-            self._facts.dispatched(record, worker, rank, mode, now),
-            Forward(record.request_id, record.attempt, worker, url, rank, ranks, priority, session_id, fields, dialect),
-        ]
+        return [self._facts.dispatched(record, worker, rank, mode, now), forward]
 
     def _refuse(
         self, record: Record, reason: str, status: int, retry_after_s: int | None, now: float, message: str = ""
@@ -299,20 +303,18 @@ class IngressCore:
 
     # The answer
 
-    def _judge(self, record: Record, status: int | None, reason: str | None, now: float) -> None:
-        """Whether its worker has failed, or answers, or nothing is known by this."""
-        assert record.worker is not None
-        if status in FAILED_STATUSES and record.request.endpoint == "passthrough":
-            return  # an unknown API's own affair: nobody takes a worker away from others by asking for it
-        if status in FAILED_STATUSES or reason in FAILED_REASONS:
-            self.breaker.failed(record.worker, now)
-        elif status is not None or reason == API_NOT_SERVED:
-            self.breaker.answered(record.worker)
+    def _judge(
+        self, record: Record, status: int | None, reason: str | None, now: float, worker: str | None = None
+    ) -> None:
+        """Of its worker, or of the one of its second sending."""
+        name = worker or record.worker
+        assert name is not None
+        self.breaker.judge(name, status, reason, now, unknown_api=record.request.endpoint == "passthrough")
 
     def _begin(self, record: Record, event: events.FirstByte, now: float) -> list[Effect]:
         self._judge(record, event.status, None, now)
-        if event.status in RETRY_STATUSES and record.request.repeatable and self._may_retry(record, now):
-            return self._retry(record, now)
+        if event.status in RETRY_STATUSES and record.request.repeatable and (on := self._elsewhere(record, now)):
+            return on
         if record.is_open and event.status < 400 and not event.is_stream:  # the client was promised one
             return self._retry_or_fail(
                 record,
@@ -323,10 +325,8 @@ class IngressCore:
         record.status = event.status
         record.let_go()
         record.first_byte_at = now
-        relay = Relay(record.request_id)
-        if event.status >= 400:
-            return [relay]
-        return [relay, self._facts.first_token(record, now)]
+        said = [self._facts.first_token(record, now)] if event.status < 400 else []
+        return [Relay(record.request_id), *said, *self._hedging.drop(record)]
 
     def _progress(self, record: Record, event: events.AnswerProgress, now: float) -> list[Effect]:
         record.chunks = event.chunks
@@ -349,20 +349,23 @@ class IngressCore:
         )
         if reason == "incomplete_answer" and not record.request.passed:
             # An HTTP/1.0 engine that dies ends its stream as one that is done: its client must not take it for whole.
-            return [self._broken(record, 502, reason, event.answer, "The engine's answer ended too soon"), *effects]
+            return [waiting.broken(record, 502, reason, event.answer, "The engine's answer ended too soon"), *effects]
         return effects
 
     def _retry_or_fail(self, record: Record, event: events.AnswerFailed, now: float) -> list[Effect]:
         self._judge(record, None, event.reason, now)
         status, retryable = FAILURES[event.reason]
         unsent = event.reason in UNSENT or record.request.repeatable
-        if retryable and unsent and self._may_retry(record, now):
-            return self._retry(record, now)
+        if record.race is not None and (on := self._hedging.takes_over(record, now)):
+            return on
+        if retryable and unsent and (on := self._elsewhere(record, now)):
+            return on
         message = event.detail or f"The engine did not answer: {event.reason.replace('_', ' ')}."
         outcome: Outcome = "upstream_timeout" if status == 504 else "upstream_error"
         if event.reason == API_NOT_SERVED:
             outcome = "client_error"
         return [
+            *self._hedging.drop(record),
             CloseUpstream(record.request_id, record.attempt),
             waiting.failure(record, status, event.reason, message),
             *self._end(
@@ -385,32 +388,61 @@ class IngressCore:
             outcome = "upstream_lost"
         return [
             CloseUpstream(record.request_id, record.attempt),
-            self._broken(record, status, event.reason, event.answer, "The engine's answer broke off"),
+            waiting.broken(record, status, event.reason, event.answer, "The engine's answer broke off"),
             *self._end(
                 record,
                 Ending(outcome=outcome, at=now, reason=event.reason, status=record.status, answer=event.answer),
             ),
         ]
 
-    def _broken(self, record: Record, status: int, reason: str, answer: AnswerFacts | None, message: str) -> BreakOff:
-        if not record.request.stream:
-            return BreakOff(record.request_id, b"")
-        text = f"{message}: {reason.replace('_', ' ')}."
-        number = answer.next_number if answer is not None else 0
-        return BreakOff(record.request_id, error_event(record.request.endpoint, status, reason, text, number))
-
     def _may_retry(self, record: Record, now: float) -> bool:
         """Once, before the first byte, and only if another worker is there."""
-        if not self._rules.retry or record.attempt > 0:
+        if not self._rules.retry or record.attempt > 0 or record.hedged is not None:
             return False
         tried = {*record.excluded, record.worker}
         return any(state.worker not in tried for state in self.workers.placeable(record.model, now))
+
+    def _elsewhere(self, record: Record, now: float) -> list[Effect]:
+        """On with its second sending, or with a retry; nothing: neither can be."""
+        if on := self._hedging.takes_over(record, now):
+            return on
+        return [*self._hedging.drop(record), *self._retry(record, now)] if self._may_retry(record, now) else []
 
     def _retry(self, record: Record, now: float) -> list[Effect]:
         close = CloseUpstream(record.request_id, record.attempt)
         record.next_attempt()
         again = self._send_unasked(record, now) if record.counts_only else [self._ask(record, now)]
         return [close, *again]
+
+    # A second sending
+
+    def _hedge_due(self, record: Record, event: events.HedgeDue, now: float) -> list[Effect]:
+        """Its engine is slow. What nobody decided nobody books: that is not sent twice."""
+        if not self._rules.hedge or self.stopping or record.hedge_asked or record.granted is None:
+            return []
+        if record.counts_only or not record.request.repeatable or not self._may_retry(record, now):
+            return []
+        return self._hedging.ask(record, self._avoided(record, now), now)
+
+    def _hedge_decided(self, record: Record, event: events.HedgeAnswered, now: float) -> list[Effect]:
+        assert record.race is not None
+        return self._hedging.decided(record, record.race, event, not self.stopping, now)
+
+    def _hedge_begins(self, record: Record, event: events.FirstByte, now: float) -> list[Effect]:
+        assert record.race is not None
+        assert record.race.granted is not None
+        worker = record.race.granted.grant.worker
+        self._judge(record, event.status, None, now, worker)
+        if event.status >= 400 or (record.is_open and not event.is_stream):
+            return self._hedging.drop(record)
+        taken = self._hedging.takes_over(record, now)
+        return [*taken, *self._begin(record, event, now)]
+
+    def _hedge_fails(self, record: Record, event: events.AnswerFailed, now: float) -> list[Effect]:
+        assert record.race is not None
+        assert record.race.granted is not None
+        self._judge(record, None, event.reason, now, record.race.granted.grant.worker)
+        return self._hedging.drop(record)
 
     # Other ends
 
@@ -426,7 +458,7 @@ class IngressCore:
 
     def _give_up(self, record: Record, event: events.RequestFailed, now: float) -> list[Effect]:
         if record.state == "streaming":
-            said: Effect = self._broken(record, 500, event.reason, event.answer, "Tidegate failed")
+            said: Effect = waiting.broken(record, 500, event.reason, event.answer, "Tidegate failed")
         else:
             message = f"Tidegate failed: {event.reason.replace('_', ' ')}."
             said = waiting.failure(record, 500, event.reason, message)
@@ -438,7 +470,8 @@ class IngressCore:
         """Stop what others do for this request."""
         if record.state in ("asking", "held"):
             return [self._facts.cancel(record, reason)]
-        return [CloseUpstream(record.request_id, record.attempt)] if record.is_open_upstream else []
+        second = self._hedging.drop(record)
+        return [*second, CloseUpstream(record.request_id, record.attempt)] if record.is_open_upstream else []
 
     def _end(self, record: Record, ending: Ending) -> list[Effect]:
         """The one end: the record is gone, the fact and the row are said. Nobody's end is said who was not accepted."""

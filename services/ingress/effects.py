@@ -67,10 +67,19 @@ class AskAdmission:
 
 @dataclass(frozen=True, slots=True)
 class CancelAdmission:
-    """Stop listening for a decision, and say so (MessagePack)."""
+    """Stop listening for a decision, and say so (MessagePack); ``cancel.hedge``: for that of `AskHedge`."""
 
     subject: str
     cancel: AdmitCancel
+
+
+@dataclass(frozen=True, slots=True)
+class AskHedge:
+    """Ask whether the request may be sent to a second engine (MessagePack), beside everything else that its task does;
+    answer with `events.HedgeAnswered`, whatever happens. The `Forward` that may follow is done beside it, too."""
+
+    subject: str
+    question: AdmitRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,14 @@ class Forward:
     session_id: str = ""
     fields: EngineFields = NO_FIELDS
     dialect: Dialect = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """From here on the second sending is the request's; what it answers is passed on by `Relay`, as any answer."""
+
+    request_id: str
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +168,9 @@ Effect = (
     | AskIndexer
     | AskAdmission
     | CancelAdmission
+    | AskHedge
     | Forward
+    | Follow
     | Relay
     | HeldComment
     | CloseUpstream

@@ -2,8 +2,8 @@
 attempt on an engine names the attempt, so that what comes late from an earlier attempt is recognised.
 
 The order for one request: `RequestReceived`, `PromptCounted`, `Recognised` (where that is asked), `AdmitReplied` (or
-`AdmitFailed`), `FirstByte`, `AnswerProgress`, `AnswerEnded` (or `AnswerFailed`); `ClientGone` and `RequestFailed` at
-any time. Chunks are no events.
+`AdmitFailed`), `HedgeDue` and `HedgeAnswered` (where it may be sent twice), `FirstByte`, `AnswerProgress`,
+`AnswerEnded` (or `AnswerFailed`); `ClientGone` and `RequestFailed` at any time. Chunks are no events.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.admit import AdmitReply
+from schemas.admit import AdmitReply, Granted
 from schemas.index import RecogniseReply
 from schemas.worker import WorkerState
 from services.ingress.answers import AnswerFacts
@@ -111,6 +111,24 @@ class FirstByte:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeDue:
+    """The engine has not begun to answer for as long as the settings wait before a request is sent twice."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeAnswered:
+    """Answer to `effects.AskHedge`; ``granted`` is absent where it was refused, or nobody said anything in time.
+    ``attempt``: the one that the second sending is to be."""
+
+    request_id: str
+    attempt: int
+    granted: Granted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerProgress:
     """Still streaming; tell it at most once a second. ``chunks`` so far."""
 
@@ -194,6 +212,8 @@ RequestEvent = (
     | AdmitReplied
     | AdmitFailed
     | FirstByte
+    | HedgeDue
+    | HedgeAnswered
     | AnswerProgress
     | AnswerEnded
     | AnswerFailed

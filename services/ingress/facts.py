@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from bus import subjects
 from bus.facts import FactNumbers
 from schemas.admit import AdmitCancel, AdmitRequest, DecisionMode
@@ -21,7 +23,7 @@ from schemas.request import (
 from schemas.session import MOVES_SESSION
 from services.ingress import in_flight
 from services.ingress.answers import AnswerFacts
-from services.ingress.effects import AskAdmission, CancelAdmission, Publish
+from services.ingress.effects import AskAdmission, AskHedge, CancelAdmission, Publish
 from services.ingress.requests import Record
 from services.ingress.rows import Ending
 
@@ -67,9 +69,16 @@ class Facts:
         )
         return AskAdmission(subjects.admit(record.model), question)
 
-    def cancel(self, record: Record, reason: str) -> CancelAdmission:
-        """No decision is wanted any more."""
-        cancel = AdmitCancel(request_id=record.request_id, ingress=self._ingress, reason=reason)
+    def hedge_question(self, record: Record, now: float, deadline_s: float, avoided: tuple[str, ...]) -> AskHedge:
+        """May it be sent once more, to none of those where it was sent?"""
+        ask = self.question(record, now, deadline_s, avoided)
+        sent = (*record.excluded, record.worker or "")
+        question = msgspec.structs.replace(ask.question, attempt=record.attempt + 1, excluded=sent, hedge=True)
+        return AskHedge(ask.subject, question)
+
+    def cancel(self, record: Record, reason: str, *, hedge: bool = False) -> CancelAdmission:
+        """No decision is wanted any more; ``hedge``: none on a second sending."""
+        cancel = AdmitCancel(request_id=record.request_id, ingress=self._ingress, reason=reason, hedge=hedge)
         return CancelAdmission(subjects.admit_cancel(record.model), cancel)
 
     def accepted(self, record: Record, now: float) -> Publish:

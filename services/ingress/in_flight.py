@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from schemas.base import to_json
-from schemas.ingress import InFlight
-from services.ingress.requests import Record
+from schemas.ingress import HedgePlace, InFlight
+from services.ingress.requests import Race, Record
 
 STATE_PART_BYTES = 4 * 1024 * 1024
 """Requests in one `IngressState` weigh at most so much: half of what a message may (DESIGN.md §3)."""
@@ -37,6 +37,13 @@ def _sized(record: Record) -> tuple[InFlight, int]:
     return sized
 
 
+def _hedge(race: Race | None) -> HedgePlace | None:
+    if race is None or race.granted is None:
+        return None
+    grant = race.granted.grant
+    return HedgePlace(worker=grant.worker, rank=grant.rank, grant_id=grant.grant_id, grant_epoch=grant.epoch)
+
+
 def _in_flight(record: Record) -> InFlight:
     granted = record.granted
     return InFlight(
@@ -57,5 +64,6 @@ def _in_flight(record: Record) -> InFlight:
         predicted_cached_tokens=granted.predicted_cached_tokens if granted else 0,
         hold_reason=record.hold_reason if record.state == "held" else None,
         digest=record.digest.hex(),
+        hedge=_hedge(record.race),
         held_since_ms=int(record.held_at * 1000) if record.state == "held" and record.held_at is not None else None,
     )

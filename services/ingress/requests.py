@@ -9,6 +9,8 @@
                             ▼
                           streaming ──▶ ended
 
+While it is ``dispatched`` it may be sent to a second engine (`Race`); what to do about that one: `HEDGE_STEPS`.
+
 A request that names nobody is ``recognising`` between being counted and asking, where that is on.
 
 From every state a refusal, a failure or the client's going leads to ``ended``, which leads nowhere: the record is
@@ -49,6 +51,10 @@ Step = Literal[
     "break_off",
     "leave",
     "give_up",
+    "hedge_due",
+    "hedge_decided",
+    "hedge_begins",
+    "hedge_fails",
 ]
 """What the core does about an event; `services.ingress.core` has a method of each name."""
 
@@ -59,7 +65,12 @@ STEPS: dict[State, dict[type[events.RequestEvent], Step]] = {
     "recognising": {events.Recognised: "recognised", **_ANYWHERE},
     "asking": {events.AdmitReplied: "replied", events.AdmitFailed: "undecided", **_ANYWHERE},
     "held": {events.AdmitReplied: "replied", events.AdmitFailed: "undecided", **_ANYWHERE},
-    "dispatched": {events.FirstByte: "begin", events.AnswerFailed: "retry_or_fail", **_ANYWHERE},
+    "dispatched": {
+        events.FirstByte: "begin",
+        events.AnswerFailed: "retry_or_fail",
+        events.HedgeDue: "hedge_due",
+        **_ANYWHERE,
+    },
     "streaming": {
         events.AnswerProgress: "progress",
         events.AnswerEnded: "complete",
@@ -68,6 +79,12 @@ STEPS: dict[State, dict[type[events.RequestEvent], Step]] = {
     },
 }
 """What to do about an event in a state; what is not here is late, and is ignored."""
+
+HEDGE_STEPS: dict[bool, dict[type[events.RequestEvent], Step]] = {
+    False: {events.HedgeAnswered: "hedge_decided"},
+    True: {events.FirstByte: "hedge_begins", events.AnswerFailed: "hedge_fails"},
+}
+"""What to do about an event of the second sending, by whether it was sent."""
 
 COUNTING = frozenset({"count_tokens", "tokenize", "detokenize"})
 """APIs in which no engine computes anything."""
@@ -100,6 +117,17 @@ FAILURES: dict[str, tuple[int, bool]] = {
 
 
 @dataclass(slots=True)
+class Race:
+    """A request that is sent twice, while neither engine answers. ``attempt``: of the second sending. ``granted``:
+    where that goes (``None``: admission is asked)."""
+
+    attempt: int
+    asked_at: float
+    granted: Granted | None = None
+    sent_at: float = 0.0
+
+
+@dataclass(slots=True)
 class Record:
     """One request in flight. Times in Unix seconds. What concerns the current attempt is overwritten by a retry.
 
@@ -109,6 +137,8 @@ class Record:
     ``block_size``: the pool's, in tokens (0: not asked for).
     ``is_open``: the client has the head of a stream and comments, and nothing of an engine's answer yet.
     ``in_flight``: of a stream, what is said of it each second, and its size in bytes.
+    ``race``: with a second sending, while it is on; ``hedge_asked``: for one, which is done once; ``hedged``: there was
+    one, and whether it became the request's.
     """
 
     request_id: str
@@ -143,6 +173,10 @@ class Record:
     worker: str | None = None
     rank: int | None = None
     decided_at: float | None = None
+
+    race: Race | None = None
+    hedge_asked: bool = False
+    hedged: Literal["won", "lost"] | None = None
 
     first_byte_at: float | None = None
     status: int | None = None
@@ -231,3 +265,11 @@ class Record:
         self.granted = self.mode = self.worker = self.rank = None
         self.asked_at = self.held_at = self.decided_at = self.first_byte_at = self.status = self.hold_reason = None
         self.place = self.chunks = 0
+
+    def switch(self, granted: Granted, race: Race) -> None:
+        """The second sending is the request's from here on."""
+        self.next_attempt()
+        self.race, self.hedged = None, "won"
+        self.granted, self.mode = granted, granted.mode
+        self.worker, self.rank = granted.grant.worker, granted.grant.rank
+        self.asked_at, self.decided_at = race.asked_at, race.sent_at

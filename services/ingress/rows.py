@@ -115,6 +115,7 @@ def _metrics(record: Record, ending: Ending, usage: Usage, total_ms: float, fine
         reason=ending.reason,
         status=ending.status,
         attempts=record.attempt + 1,
+        hedged=record.hedged,
         input_tokens=usage.input_tokens if usage.input_tokens is not None else record.input_tokens,
         output_tokens=usage.output_tokens or 0,
         max_output_tokens=record.request.max_output_tokens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from services.ingress.answers import AnswerFacts
 from services.ingress.effects import Answer, BreakOff, HeldComment
 from services.ingress.replies import error_event, error_reply
 from services.ingress.requests import Record
@@ -30,6 +31,15 @@ def comment(record: Record, every_s: float, now: float) -> HeldComment | None:
         return HeldComment(record.request_id, b": waiting for the engine\n\n")
     reason = _NOT_PLAIN.sub("_", record.hold_reason or "")[:_MOST_REASON]
     return HeldComment(record.request_id, f": held {now - record.received_at:.0f} s, {reason}\n\n".encode())
+
+
+def broken(record: Record, status: int, reason: str, answer: AnswerFacts | None, message: str) -> BreakOff:
+    """What is said of an answer that broke after something of it was sent: an event, in a stream."""
+    if not record.request.stream:
+        return BreakOff(record.request_id, b"")
+    text = f"{message}: {reason.replace('_', ' ')}."
+    number = answer.next_number if answer is not None else 0
+    return BreakOff(record.request_id, error_event(record.request.endpoint, status, reason, text, number))
 
 
 def failure(

@@ -245,6 +245,7 @@ _REQUESTS: tuple[Column, ...] = (
     _metric("outcome", "word"),
     _metric("reason", "word"),
     *(_metric(name, "int") for name in ("status", "attempts", "input_tokens", "output_tokens", "max_output_tokens")),
+    _metric("hedged", "word"),
     *(_metric(name, "int") for name in ("choices", "cached_tokens", "reasoning_tokens")),
     _metric("modalities", "words"),
     _metric("usage_estimated", "flag"),

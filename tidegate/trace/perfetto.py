@@ -280,7 +280,10 @@ def _marks(request: Request, made: Sequence[DecisionRow], thread: int) -> Iterat
         moved = decision.previous_worker not in (None, decision.worker.worker)
         name = f"decided {decision.worker.worker}" + (f", was at {decision.previous_worker}" if moved else "")
         yield mark(name, us(row.time_ms), "tidegate.decision", _decision_args(row))
-    if (metrics.attempts or 1) > 1:
+    if metrics.hedged is not None:
+        sent_ms = request.start_ms + (metrics.prefill_wait_time_ms or 0.0)
+        yield mark(f"sent twice, the second {metrics.hedged}", us(sent_ms))
+    elif (metrics.attempts or 1) > 1:
         again = [row.time_ms for row in made if row.decision.attempt > 0]
         at_ms = again[0] if again else request.start_ms + (metrics.prefill_wait_time_ms or 0.0)
         yield mark(f"retry (attempt {metrics.attempts})", us(at_ms))

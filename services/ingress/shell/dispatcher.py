@@ -19,7 +19,7 @@ from bus.rows import RowPublisher
 from schemas.base import to_json, to_msgpack
 from schemas.trace import TraceRow
 from services.ingress.core import IngressCore
-from services.ingress.effects import AskAdmission, CancelAdmission, Effect, Publish, PublishRow
+from services.ingress.effects import AskAdmission, AskHedge, CancelAdmission, Effect, Publish, PublishRow
 from services.ingress.events import Event
 from services.ingress.shell.capture import Capture
 from services.ingress.shell.metrics import IngressMetrics
@@ -91,7 +91,7 @@ class Dispatcher:
         elif isinstance(effect, CancelAdmission):
             self._say_later(effect)
             self._hand(effect.cancel.request_id, effect)
-        elif isinstance(effect, AskAdmission):
+        elif isinstance(effect, AskAdmission | AskHedge):
             self.say()
             self._hand(effect.question.request_id, effect)
         else:

@@ -46,6 +46,12 @@ class IngressMetrics:
         self.retries = Counter(
             "tidegate_ingress_retries_total", "Requests that went to a second worker.", registry=registry
         )
+        self.hedges = Counter(
+            "tidegate_ingress_hedges_total",
+            "Requests that were sent twice to be fast, by what became of the second sending.",
+            ["outcome"],
+            registry=registry,
+        )
         self.tokens = Counter(
             "tidegate_ingress_prompts_total",
             "Prompts, by how their tokens were counted or why not.",
@@ -105,6 +111,7 @@ class IngressMetrics:
             self.keys,
             self.keys_reload_failures,
             self.retries,
+            self.hedges,
             self.tokens,
             self.text_chains,
             self.recognised,
@@ -124,7 +131,9 @@ class IngressMetrics:
         if request is None:
             return
         self.requests.labels(request.endpoint or "", request.outcome or "").inc()
-        if (request.attempts or 1) > 1:
+        if request.hedged is not None:
+            self.hedges.labels(request.hedged).inc()
+        elif (request.attempts or 1) > 1:
             self.retries.inc()
         if request.ttft_ms is not None:
             self.ttft.observe(request.ttft_ms / 1000)

@@ -98,6 +98,7 @@ class IngressService:
                 max_in_flight=settings.max_in_flight,
                 fallback=settings.fallback,
                 retry=settings.retry,
+                hedge=settings.hedge_after_ms > 0,
                 held_comment_s=settings.held_comment_s,
                 recognition=RecognitionRules(on=settings.recognise_sessions, least=settings.recognise_confidence),
                 session_id=settings.splice_session_id is None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from typing import cast, get_args
 
@@ -16,7 +17,7 @@ import msgspec
 
 from bus.interface import Bus
 from bus.log import EventLog
-from schemas.admit import AdmitReply
+from schemas.admit import AdmitReply, Granted
 from schemas.request import Usage
 from schemas.trace import TraceRow
 from services.ingress.answers import AnswerFacts
@@ -24,12 +25,14 @@ from services.ingress.config import IngressSettings
 from services.ingress.effects import (
     Answer,
     AskAdmission,
+    AskHedge,
     AskIndexer,
     BreakOff,
     CancelAdmission,
     CloseUpstream,
     CountPrompt,
     Effect,
+    Follow,
     Forward,
     HeldComment,
     Relay,
@@ -49,13 +52,14 @@ from services.ingress.events import (
     RequestReceived,
 )
 from services.ingress.leaders import Leaders
-from services.ingress.requests import API_NOT_SERVED
+from services.ingress.requests import API_NOT_SERVED, COUNTING
 from services.ingress.shell.asking import NoDecisionError, ask, ask_indexer
 from services.ingress.shell.attempt import SSE, Attempt, Splices, spliced_body
 from services.ingress.shell.capture import Capture
 from services.ingress.shell.counting import PromptCounter
 from services.ingress.shell.dispatcher import Dispatcher
 from services.ingress.shell.forwarding import ForwardList
+from services.ingress.shell.hedging import FIRST, SecondSending
 from services.ingress.shell.metrics import IngressMetrics
 from services.ingress.turn_state import HEADER, TURN_STATE_FAMILY, TurnStates, foreign
 from web.client import HttpClient, Timeouts
@@ -73,7 +77,7 @@ STREAM_HEAD = (
 """Of a stream that begins with a comment. The last one is for nginx, which would keep comments back."""
 
 _FAILURES: frozenset[str] = frozenset(get_args(AnswerFailure))
-Step = CountPrompt | AskIndexer | AskAdmission | Forward
+Step = CountPrompt | AskIndexer | AskAdmission | Forward | Follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,7 @@ class RequestServing:
         self._stepping = False
         self._cut = False
         self._attempt: Attempt | None = None
+        self._second: SecondSending | None = None
         self._relaying = False
         self._told_chunks = 0
         self._answered: str | None = None
@@ -135,6 +140,9 @@ class RequestServing:
             self._responder.on_gone = None
             if self._attempt is not None:
                 self._attempt.close()
+            if self._second is not None:
+                self._second.close()
+                await self._second.over()
             dispatcher.leave(self._id)
             if self._tools.capture is not None:
                 self._tools.capture.forget(self._id)
@@ -167,14 +175,24 @@ class RequestServing:
 
     def take(self, effect: Effect) -> None:
         """One effect of the core about this request."""
-        if isinstance(effect, Step):
+        if isinstance(effect, Forward) and self._second is not None and self._second.awaits_forward:
+            self._second.take(effect)
+        elif isinstance(effect, Step):
+            if isinstance(effect, Follow):
+                self._attempt = self._second.attempt if self._second is not None else None
             self._steps.append(effect)
         elif isinstance(effect, Relay):
             self._relaying = True
         elif isinstance(effect, HeldComment):
             self._comment(effect.text)
         elif isinstance(effect, CancelAdmission):
-            self._cut_short()
+            if effect.cancel.hedge:
+                self._close_second()
+            else:
+                self._cut_short()
+        elif isinstance(effect, AskHedge):
+            if self._second is not None:
+                self._second.take(effect)
         elif isinstance(effect, CloseUpstream):
             self._close_attempt(effect.attempt)
         elif isinstance(effect, Answer):
@@ -217,7 +235,14 @@ class RequestServing:
                 AnswerProgress(request_id=self._id, attempt=attempt.forward.attempt, chunks=attempt.chunks)
             )
 
+    def _close_second(self) -> None:
+        if self._second is not None:
+            self._second.close()
+
     def _close_attempt(self, number: int) -> None:
+        second = self._second.attempt if self._second is not None else None
+        if second is not None and second.forward.attempt == number:
+            self._close_second()
         if self._attempt is None or self._attempt.forward.attempt != number:
             return
         self._attempt.close()
@@ -244,6 +269,8 @@ class RequestServing:
             self._tools.dispatcher.deliver(recognised)
         elif isinstance(step, AskAdmission):
             await self._ask(step)
+        elif isinstance(step, Follow):
+            await self._follow()
         else:
             await self._forward(step)
 
@@ -266,7 +293,54 @@ class RequestServing:
         self._tools.metrics.deposed.inc()
         return False
 
+    async def _ask_hedge(self, effect: AskHedge) -> Granted | None:
+        """The grant of a second sending; ``None``: there is none."""
+        replies: list[AdmitReply] = []
+        step = AskAdmission(effect.subject, effect.question)
+        try:
+            await ask(
+                self._tools.bus,
+                step,
+                idle_s=self._tools.settings.admit_idle_s,
+                counts=self._counts,
+                told=replies.append,
+            )
+        except NoDecisionError:
+            return None
+        return reply if isinstance(reply := replies[-1], Granted) else None
+
     async def _forward(self, step: Forward) -> None:
+        attempt, heard = self._send(step)
+        self._attempt, self._relaying, self._told_chunks = attempt, False, 0
+        timer = self._hedge_timer(step)
+        try:
+            begun = await heard
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if begun:
+            await self._pass_on(attempt)
+
+    async def _follow(self) -> None:
+        """Its second sending is the request's: pass on what that one answers, once it does."""
+        assert self._second is not None
+        await self._second.over()
+        if self._relaying and self._attempt is not None and not self._attempt.closed:
+            await self._pass_on(self._attempt)
+
+    def _hedge_timer(self, step: Forward) -> asyncio.TimerHandle | None:
+        """Of a request that may be sent twice, as far as we know."""
+        after_ms, request = self._tools.settings.hedge_after_ms, self._received.request
+        if not after_ms or step.attempt != FIRST or not request.repeatable or request.endpoint in COUNTING:
+            return None
+        return asyncio.get_running_loop().call_later(after_ms / 1000, self._send_twice)
+
+    def _send_twice(self) -> None:
+        if self._second is None:
+            self._second = SecondSending(self._id, self._tools.dispatcher.deliver, self._ask_hedge, self._send)
+
+    def _send(self, step: Forward) -> tuple[Attempt, Awaitable[bool]]:
+        """An attempt, and its hearing: see `_hear`."""
         tools = self._tools
         request = self._received.request
         body, asked_usage = spliced_body(request, tools.splices, step)
@@ -274,7 +348,7 @@ class RequestServing:
         headers.append((b"accept-encoding", b"identity"))
         if step.ranks > 1:
             headers.append((b"x-data-parallel-rank", b"%d" % step.rank))
-        attempt = self._attempt = Attempt(
+        attempt = Attempt(
             step,
             request.endpoint,
             event_limit=tools.settings.event_bytes,
@@ -283,34 +357,45 @@ class RequestServing:
             kept=self._kept.answer if self._kept is not None else None,
             more_headers=[*self._turn_state(step), *self._named],
         )
-        self._relaying = False
-        self._told_chunks = 0
+        return attempt, self._hear(attempt, headers, body)
+
+    async def _hear(self, attempt: Attempt, headers: Headers, body: bytes) -> bool:
+        """Send it and wait for the first byte of its answer, which is delivered; whether it is to be passed on."""
+        tools, step, method = self._tools, attempt.forward, self._received.request.method
         try:
-            status = await attempt.open(tools.client, self._url(step), headers, body, tools.timeouts, request.method)
+            status = await attempt.open(tools.client, self._url(step), headers, body, tools.timeouts, method)
             if await attempt.lacks_api():
                 await self._without_api(step, status)
-                return
-            tools.dispatcher.deliver(
-                FirstByte(request_id=self._id, attempt=step.attempt, status=status, is_stream=attempt.is_stream)
-            )
-            if not self._relaying:
-                return
-            del body  # it is sent to nobody else: neither we nor the server hold it any longer
-            self._received = replace(self._received, request=(request := request.answered()))
-            self._request.let_go()
+                return False
+        except (WebError, EventTooLargeError) as error:
+            self._failed(attempt, error)
+            return False
+        tools.dispatcher.deliver(
+            FirstByte(request_id=self._id, attempt=step.attempt, status=status, is_stream=attempt.is_stream)
+        )
+        return self._relaying
+
+    def _failed(self, attempt: Attempt, error: WebError | EventTooLargeError) -> None:
+        if not attempt.closed:
+            number, facts = attempt.forward.attempt, attempt.facts()
+            failed = AnswerFailed(request_id=self._id, attempt=number, reason=_failure(error), answer=facts)
+            self._tools.dispatcher.deliver(failed)
+
+    async def _pass_on(self, attempt: Attempt) -> None:
+        """To its end. It is sent to nobody else: neither we nor the server hold its body any longer."""
+        self._received = replace(self._received, request=self._received.request.answered())
+        self._request.let_go()
+        try:
             await attempt.relay(self._responder, self._id)
         except (WebError, EventTooLargeError) as error:
-            if not attempt.closed:
-                failed = AnswerFailed(
-                    request_id=self._id, attempt=step.attempt, reason=_failure(error), answer=attempt.facts()
-                )
-                tools.dispatcher.deliver(failed)
+            self._failed(attempt, error)
             return
         facts = attempt.facts()
         assert facts is not None
-        if facts.complete or not request.stream:
+        if facts.complete or not self._received.request.stream:
             self._responder.finish()  # the client waits for the end, nobody for what is said of it
-        tools.dispatcher.deliver(AnswerEnded(request_id=self._id, attempt=step.attempt, answer=facts))
+        number = attempt.forward.attempt
+        self._tools.dispatcher.deliver(AnswerEnded(request_id=self._id, attempt=number, answer=facts))
         self._responder.finish()
 
     def _turn_state(self, step: Forward) -> Headers:

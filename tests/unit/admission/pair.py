@@ -96,10 +96,11 @@ class Pair(Driven):
         return self.do(LeadershipChanged(epoch))
 
     def check_alike(self, may_differ: set[str]) -> None:
-        """The standby's books are the leader's, but for grants of requests that asked again meanwhile, and of those
-        that are older than the process."""
+        """The standby's books are the leader's, but for grants of requests that asked again meanwhile, of those that
+        are older than the process, and of second sendings, which a table of their ingress tells it of."""
         for leads, follows in ((grants(self.core), grants(self.standby)), (turns(self.core), turns(self.standby))):
-            may_differ = may_differ | self.apart
+            hedges = {name for name in leads.keys() | follows.keys() if name.startswith("hedge:")}
+            may_differ = may_differ | self.apart | hedges
             missing = {name: place for name, place in leads.items() if follows.get(name) != place}
             assert missing.keys() <= may_differ
             assert follows.keys() - leads.keys() <= may_differ

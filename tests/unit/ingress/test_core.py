@@ -32,7 +32,7 @@ from services.ingress.effects import (
     PublishRow,
 )
 from services.ingress.errors import MisuseError
-from services.ingress.requests import FAILURES, RETRY_STATUSES, STEPS
+from services.ingress.requests import FAILURES, HEDGE_STEPS, RETRY_STATUSES, STEPS
 from services.ingress.texts import TextBlocks
 from services.ingress.tokens import PageRule, from_ids
 from tests.unit.ingress.builders import GOOD, MODEL, Scene, counted, granted, held, received, refused, worker
@@ -618,7 +618,7 @@ def test_the_table_has_every_state_and_no_unknown_step() -> None:
     """Each state lists its events; the client's going and our own failure are handled in all of them."""
     for state, steps in STEPS.items():
         assert {events.ClientGone, events.RequestFailed} <= set(steps), state
-    assert {step for steps in STEPS.values() for step in steps.values()} == {
+    assert {step for steps in [*STEPS.values(), *HEDGE_STEPS.values()] for step in steps.values()} == {
         "ask",
         "recognised",
         "replied",
@@ -630,6 +630,10 @@ def test_the_table_has_every_state_and_no_unknown_step() -> None:
         "break_off",
         "leave",
         "give_up",
+        "hedge_due",
+        "hedge_decided",
+        "hedge_begins",
+        "hedge_fails",
     }
 
 

@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from schemas.admit import Held, Refused
 from schemas.base import Fact
 from schemas.ingress import IngressState
 from schemas.request import RequestAccepted, RequestDispatched, RequestEnd, RequestFirstToken
@@ -23,11 +25,13 @@ from services.ingress.core import IngressCore, IngressRules
 from services.ingress.effects import (
     Answer,
     AskAdmission,
+    AskHedge,
     BreakOff,
     CancelAdmission,
     CloseUpstream,
     CountPrompt,
     Effect,
+    Follow,
     Forward,
     Publish,
     PublishRow,
@@ -74,6 +78,9 @@ class Seen:
         self.forwards: list[Forward] = []
         self.asked = 0
         self.asking = False
+        self.hedge_asked = False
+        self.hedging = False
+        self.retried = False
         self.counts = False
         self.relayed = self.answered = self.broken = 0
 
@@ -81,7 +88,7 @@ class Seen:
 class Orders(RuleBasedStateMachine):
     """Rules are events; `check` is the contract of every effect."""
 
-    @initialize(rules=st.builds(IngressRules, retry=st.booleans(), fallback=st.booleans()))
+    @initialize(rules=st.builds(IngressRules, retry=st.booleans(), hedge=st.booleans(), fallback=st.booleans()))
     def start(self, rules: IngressRules) -> None:
         self.rules_in_force = rules
         self.core = IngressCore("ingress-1", 1, rules)
@@ -115,7 +122,9 @@ class Orders(RuleBasedStateMachine):
             PublishRow: self.check_row,
             AskAdmission: self.check_ask,
             CancelAdmission: self.check_cancel,
+            AskHedge: self.check_ask_hedge,
             Forward: self.check_forward,
+            Follow: self.check_follow,
             CloseUpstream: self.check_close,
             Relay: self.check_relay,
             Answer: self.check_answer,
@@ -129,7 +138,7 @@ class Orders(RuleBasedStateMachine):
             return str(effect.fact.request_id)  # type: ignore[attr-defined]
         if isinstance(effect, PublishRow):
             return effect.message_id
-        if isinstance(effect, AskAdmission):
+        if isinstance(effect, AskAdmission | AskHedge):
             return effect.question.request_id
         if isinstance(effect, CancelAdmission):
             return effect.cancel.request_id
@@ -141,6 +150,8 @@ class Orders(RuleBasedStateMachine):
         living = {name for name, seen in self.seen.items() if seen.accepted and not seen.ends}
         assert {one.request_id for one in state.in_flight} == living
         assert all(one.worker is None for one in state.in_flight if self.seen[one.request_id].counts)
+        racing = {name for name, seen in self.seen.items() if name in living and len(seen.open) == 2}
+        assert {one.request_id for one in state.in_flight if one.hedge is not None} == racing
 
     def check_fact(self, seen: Seen, effect: Publish) -> None:
         assert effect.fact.seq == self.request_seqs[type(effect.fact)]
@@ -164,6 +175,10 @@ class Orders(RuleBasedStateMachine):
         assert (effect.row.request.outcome, effect.row.request.reason) == (end.outcome, end.reason)
         assert not seen.open, "an engine's connection was left open"
         assert not seen.asking, "the leader was left waiting"
+        assert not seen.hedging, "a second sending was left booked"
+        assert (effect.row.request.hedged is not None) == (len(seen.forwards) == 2 and not seen.retried)
+        answering = [one.worker for one in seen.forwards if one.attempt + 1 == effect.row.request.attempts]
+        assert end.worker in answering or (end.worker is None and not answering)
         if end.outcome == "completed":
             assert seen.relayed
             assert not seen.answered
@@ -175,19 +190,48 @@ class Orders(RuleBasedStateMachine):
     def check_ask(self, seen: Seen, effect: AskAdmission) -> None:
         assert not seen.counts
         assert effect.question.attempt == seen.asked
+        assert not effect.question.hedge
+        seen.retried = seen.asked > 0
         assert set(effect.question.excluded) == {forward.worker for forward in seen.forwards}
         seen.asked += 1
         seen.asking = True
 
+    def check_ask_hedge(self, seen: Seen, effect: AskHedge) -> None:
+        """Once, of what was granted and not answered, and never besides a retry."""
+        assert self.rules_in_force.hedge
+        assert self.rules_in_force.retry
+        assert not any((seen.counts, seen.hedge_asked, seen.relayed, seen.answered, self.stopped))
+        (first,) = seen.forwards
+        assert seen.open == {first.attempt}
+        assert (effect.question.attempt, effect.question.hedge) == (1, True)
+        assert effect.question.excluded == (first.worker,)
+        seen.hedge_asked = seen.hedging = True
+
     def check_cancel(self, seen: Seen, effect: CancelAdmission) -> None:
+        if effect.cancel.hedge:
+            assert seen.hedging
+            seen.hedging = False
+            return
         assert seen.asking
         seen.asking = False
+
+    def check_follow(self, seen: Seen, effect: Follow) -> None:
+        """The first is closed, the second is said to be the request's, and is nobody else's booking."""
+        assert seen.open == {effect.attempt} == {1}
+        assert seen.hedging
+        last = [one.fact for one in seen.effects if isinstance(one, Publish)][-1]
+        assert isinstance(last, RequestDispatched)
+        assert (last.worker, last.attempt) == (seen.forwards[1].worker, 1)
+        seen.hedging = False
 
     def check_forward(self, seen: Seen, effect: Forward) -> None:
         assert effect.attempt == len(seen.forwards) < (2 if self.rules_in_force.retry else 1)
         last = [one.fact for one in seen.effects if isinstance(one, Publish)][-1]
         if seen.counts:
             assert not isinstance(last, RequestDispatched)
+            seen.retried = effect.attempt > 0
+        elif seen.hedging:
+            assert not seen.relayed
         else:
             assert isinstance(last, RequestDispatched)
             assert (last.worker, last.attempt) == (effect.worker, effect.attempt)
@@ -250,7 +294,15 @@ class Orders(RuleBasedStateMachine):
                     self.play(granted(request_id, name, effect.question.attempt))
                 case Forward() if choice % 3 == 0:
                     self.play(events.AnswerFailed(request_id=request_id, attempt=attempt, reason="connection_lost"))
+                case Forward() if choice % 3 == 1 and not seen.hedge_asked and self.rules_in_force.hedge:
+                    self.play(events.HedgeDue(request_id=request_id, attempt=attempt))
+                case AskHedge():
+                    name = next(name for name in NAMES if name not in tried)
+                    reply = granted(request_id, name, 1).reply
+                    assert not isinstance(reply, Held | Refused)
+                    self.play(events.HedgeAnswered(request_id=request_id, attempt=1, granted=reply))
                 case Forward():
+                    attempt = choice % (attempt + 1)
                     self.play(events.FirstByte(request_id=request_id, attempt=attempt, status=200))
                 case Relay():
                     self.is_answered_at(request_id, attempt, GOOD)
@@ -293,6 +345,21 @@ class Orders(RuleBasedStateMachine):
     @rule(number=pick, attempt=attempts, status=st.sampled_from([200, 200, 404, 500, 503]))
     def first_byte(self, number: int, attempt: int, status: int) -> None:
         self.play(events.FirstByte(request_id=self.some(number), attempt=attempt, status=status))
+
+    @rule(number=pick, attempt=attempts)
+    def is_slow(self, number: int, attempt: int) -> None:
+        self.play(events.HedgeDue(request_id=self.some(number), attempt=attempt))
+
+    @precondition(lambda self: any(seen.hedging for seen in self.seen.values()))
+    @rule(number=pick, name=names, grants=st.sampled_from([True, True, False]))
+    def a_second_sending_is_decided(self, number: int, name: str, grants: bool) -> None:
+        asked = sorted(name for name, seen in self.seen.items() if seen.hedging and len(seen.forwards) == 1)
+        if not asked:
+            return
+        request_id = asked[number % len(asked)]
+        reply = granted(request_id, name, 1).reply if grants else None
+        assert not isinstance(reply, Held | Refused)
+        self.play(events.HedgeAnswered(request_id=request_id, attempt=1, granted=reply))
 
     @rule(number=pick, attempt=attempts)
     def streams(self, number: int, attempt: int) -> None:
@@ -349,5 +416,32 @@ class Orders(RuleBasedStateMachine):
             assert not seen.open
 
 
-TestOrders = Orders.TestCase
+class HedgedOrders(Orders):
+    """Where every slow request may be sent twice."""
+
+    @initialize(rules=st.builds(IngressRules, hedge=st.just(True)))
+    def start(self, rules: IngressRules) -> None:
+        super().start(rules)
+
+    @precondition(lambda self: not self.stopped and len(self.core) < 3)
+    @rule(steps=st.integers(3, 5), first=names, second=names, stream=st.booleans())
+    def is_slow_from_the_beginning(self, steps: int, first: str, second: str, stream: bool) -> None:
+        """The usual way to two engines, or some of it: chance alone goes it too seldom."""
+        request_id = f"r{len(self.seen)}"
+        reply = granted(request_id, second, 1).reply
+        assert not isinstance(reply, Held | Refused)
+        way: list[events.Event] = [
+            received(request_id, stream=stream),
+            counted(request_id),
+            granted(request_id, first),
+            events.HedgeDue(request_id=request_id, attempt=0),
+            events.HedgeAnswered(request_id=request_id, attempt=1, granted=reply),
+        ]
+        for event in way[:steps]:
+            self.play(event)
+
+
+TestOrders = pytest.mark.long(Orders.TestCase)
 TestOrders.settings = settings(stateful_step_count=60)
+TestHedgedOrders = pytest.mark.long(HedgedOrders.TestCase)
+TestHedgedOrders.settings = settings(stateful_step_count=30)

@@ -23,7 +23,7 @@ from schemas.index import (
     TierBlocks,
     WorkerMatch,
 )
-from schemas.ingress import InFlight, IngressState
+from schemas.ingress import HedgePlace, InFlight, IngressState
 from schemas.kv import KvHeaders, RankMark, SnapshotReply, SnapshotRequest
 from schemas.placed import Placed
 from schemas.policy import (
@@ -137,6 +137,7 @@ SAMPLES: tuple[Message, ...] = (
                 worker="w1",
                 rank=1,
                 digest="0123456789abcdef",
+                hedge=HedgePlace(worker="w2", grant_id="42-h7", grant_epoch=42),
             ),
             InFlight(
                 request_id="r2",
@@ -214,7 +215,7 @@ SAMPLES: tuple[Message, ...] = (
         priority=-1,
         excluded=("w3",),
     ),
-    AdmitCancel(request_id="r1", ingress="ingress-1"),
+    AdmitCancel(request_id="r1", ingress="ingress-1", reason="hedge_lost", hedge=True),
     Held(request_id="r1", epoch=42, reason="full", place=3),
     Granted(
         request_id="r1",
@@ -473,6 +474,8 @@ SAMPLES: tuple[Message, ...] = (
             model="qwen",
             outcome="completed",
             status=200,
+            attempts=2,
+            hedged="won",
             input_tokens=640,
             output_tokens=25,
             cached_tokens=480,

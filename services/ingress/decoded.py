@@ -5,7 +5,8 @@ digest is believed (docs/adr/0027). Nobody changes what is decoded: whoever make
 templates cannot. Digests of the first few items only say with whom to compare. Nobody finds what was kept apart from
 him.
 
-`DecodedCache.find` and `DecodedCache.keep` are short and must not run at the same time in two threads.
+`DecodedCache.find` and `DecodedCache.keep` are short and must not run at the same time in two threads. What takes its
+time, and may run beside them, is `Found.with_values`: others wait for their lock, the event loop among them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -29,9 +31,9 @@ ENTRY_BYTES = 1_000
 """What one list costs beside its items, with its marks."""
 ITEM_BYTES = 200
 """What one item costs beside its bytes and its value (measured: about 145)."""
-MOST_PARTS = 100
+MOST_PARTS = 1_000
 """An item of more parts is not measured, but taken for `PARTS_BYTES` as large as its bytes (its parts may be)."""
-PARTS_BYTES = 20
+PARTS_BYTES = 40
 
 Decode = Callable[[Sequence[msgspec.Raw]], list[Any]]
 """Values out of their bytes. Raises what `schemas.base.UNDECODABLE` names."""
@@ -45,14 +47,16 @@ def decode_all(raws: Sequence[msgspec.Raw]) -> list[Any]:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
-    """One list as last seen, bytes and values; ``sizes``: what each item costs."""
+class Entry:
+    """One list as last seen, bytes and values; ``sizes``: what each item costs. ``follows``: the one whose place it
+    takes."""
 
     apart: str
     raws: list[msgspec.Raw]
     items: list[Any]
     sizes: list[int]
     keys: list[int]
+    follows: Entry | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -66,7 +70,21 @@ class Found:
     items: list[Any]
     _apart: str = ""
     _keys: list[int] | None = None
-    _entry: _Entry | None = None
+    _entry: Entry | None = None
+
+    def with_values(self, raws: Sequence[msgspec.Raw], items: Sequence[Any], most_bytes: int) -> Entry | None:
+        """What is to be kept: ``items``, the values of ``raws``. ``None``: nothing new, or more than ``most_bytes``."""
+        known, old = len(self.items), self._entry
+        if self._keys is None or (old is not None and known == len(raws)):
+            return None
+        if ENTRY_BYTES + ITEM_BYTES * len(raws) + sum(map(len, raws)) > most_bytes:
+            return None
+        copies = [raw.copy() for raw in raws[known:]]  # a view would hold the whole body
+        sizes = [ITEM_BYTES + len(raw) + _held(item, len(raw)) for raw, item in zip(copies, items[known:], strict=True)]
+        if old is not None:
+            copies, sizes = old.raws[:known] + copies, old.sizes[:known] + sizes
+        follows = old if old is not None and known == len(old.raws) else None
+        return Entry(self._apart, copies, list(items), sizes, self._keys, follows)
 
 
 _NOTHING = Found([])
@@ -76,9 +94,9 @@ class DecodedCache:
     """Lists by their beginnings, at most ``max_bytes`` in all; the least recently used goes first."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._places: dict[int, tuple[_Entry, ...]] = {}
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self.max_bytes = max_bytes
+        self._places: dict[int, tuple[Entry, ...]] = {}
+        self._entries: OrderedDict[int, Entry] = OrderedDict()
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -101,28 +119,21 @@ class DecodedCache:
                 return Found(best.items[:most], apart, keys, best)
         return Found([], apart, keys)
 
-    def keep(self, found: Found, raws: Sequence[msgspec.Raw], items: Sequence[Any]) -> None:
-        """Remember ``items``, the values of ``raws``, in place of the list that they go on from."""
-        known, old = len(found.items), found._entry
-        if found._keys is None or (old is not None and known == len(raws)):
+    def keep(self, entry: Entry) -> None:
+        """Remember it in place of the list that it goes on from."""
+        size_bytes, old, entry.follows = entry.size_bytes, entry.follows, None
+        if size_bytes > self.max_bytes:
             return
-        copies = [raw.copy() for raw in raws[known:]]  # a view would hold the whole body
-        sizes = [ITEM_BYTES + len(raw) + _held(item, len(raw)) for raw, item in zip(copies, items[known:], strict=True)]
-        if old is not None:
-            copies, sizes = old.raws[:known] + copies, old.sizes[:known] + sizes
-        entry = _Entry(found._apart, copies, list(items), sizes, found._keys)
-        if entry.size_bytes > self._max_bytes:
-            return
-        if old is not None and known == len(old.raws) and self._entries.get(id(old)) is old:
+        if old is not None and self._entries.get(id(old)) is old:
             self._forget(old)
         self._entries[id(entry)] = entry
-        self.size_bytes += entry.size_bytes
+        self.size_bytes += size_bytes
         for key in entry.keys:
             self._places[key] = (entry, *self._places.get(key, ())[: AT_A_MARK - 1])
-        while self.size_bytes > self._max_bytes:
+        while self.size_bytes > self.max_bytes:
             self._forget(next(iter(self._entries.values())))
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
         del self._entries[id(entry)]
         self.size_bytes -= entry.size_bytes
         for key in entry.keys:
@@ -162,5 +173,5 @@ def _held(item: Any, raw_bytes: int) -> int:
             left -= len(part)
             if left < 0:
                 return PARTS_BYTES * raw_bytes
-            stack += part.values() if isinstance(part, dict) else part
+            stack += chain(part, part.values()) if isinstance(part, dict) else part
     return size

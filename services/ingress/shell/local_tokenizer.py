@@ -116,8 +116,10 @@ class LocalTokenizer:
         with self._lock:
             found = self._decoded.find(raws, apart)
         items = [*found.items, *decode_all(raws[len(found.items) :])]
-        with self._lock:
-            self._decoded.keep(found, raws, items)
+        entry = found.with_values(raws, items, self._decoded.max_bytes)
+        if entry is not None:
+            with self._lock:
+                self._decoded.keep(entry)
         return items
 
     def finish(

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingress.decoded import AT_A_MARK, LEAST_BYTES, DecodedCache, decode_all
+from services.ingress import decoded
+from services.ingress.decoded import AT_A_MARK, LEAST_BYTES, DecodedCache, Found, decode_all
 from services.ingress.endpoints import ChatPrompt, Endpoint, read_request
 from services.ingress.prompts import ChatTemplate, render_prompt
 from services.ingress.shell.local_tokenizer import LocalTokenizer
@@ -34,8 +35,14 @@ def seen(cache: DecodedCache, items: list[msgspec.Raw], apart: str = "") -> int:
     found = cache.find(items, apart)
     values = [*found.items, *decode_all(items[len(found.items) :])]
     assert values == decode_all(items)
-    cache.keep(found, items, values)
+    kept(cache, found, items, values)
     return len(found.items)
+
+
+def kept(cache: DecodedCache, found: Found, items: list[msgspec.Raw], values: list[Any]) -> None:
+    entry = found.with_values(items, values, cache.max_bytes)
+    if entry is not None:
+        cache.keep(entry)
 
 
 def test_a_conversation_goes_on() -> None:
@@ -106,6 +113,9 @@ def test_many_small_parts_count_for_what_they_take() -> None:
         },
         {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}] * 60},
         {"n": [[], {}, 1] * 200},
+        {"n": [{"": 1}] * 1000},
+        {"n": [{}] * 1000},
+        {"\U0001f600" + "a long name " * 50 + str(number): 1 for number in range(20)},
     ],
 )
 def test_what_is_counted_is_what_is_held(message: dict[str, Any]) -> None:
@@ -116,7 +126,7 @@ def test_what_is_counted_is_what_is_held(message: dict[str, Any]) -> None:
     tracemalloc.start()
     for body in bodies:
         items = msgspec.json.decode(body, type=list[msgspec.Raw])
-        cache.keep(cache.find(items), items, decode_all(items))
+        kept(cache, cache.find(items), items, decode_all(items))
     del items
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
@@ -173,6 +183,26 @@ def test_a_prompt_is_that_of_one_who_knows_nothing(turns: list[dict[str, Any]], 
         plan = tokenizer().plan(prompt)
         tokenizer().finish(plan, 16)
         assert plan._text.decode() == render_prompt(template(), prompt)
+
+
+def test_nobody_waits_while_many_items_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is the event loop's, too, for what it renders itself: 100,000 items take half a second."""
+    tokenizer, measure, alone = LocalTokenizer(ASSETS, cache_bytes=1 << 22), decoded._held, []
+
+    def measured(item: Any, raw_bytes: int) -> int:
+        alone.append(tokenizer._lock.locked())
+        return measure(item, raw_bytes)
+
+    monkeypatch.setattr(decoded, "_held", measured)
+    tokenizer.plan(chat("chat_completions", messages=[{"role": "user", "content": LONG}] * 3))
+    assert alone == [False] * 3
+
+
+def test_what_cannot_be_kept_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of so many items that they alone are more than all room."""
+    monkeypatch.setattr(decoded, "_held", lambda *_: pytest.fail("measured"))
+    items = raws(LONG, *range(1000))
+    assert DecodedCache(max_bytes=1 << 17).find(items).with_values(items, decode_all(items), 1 << 17) is None
 
 
 @pytest.mark.parametrize("endpoint", ["chat_completions", "messages", "responses"])

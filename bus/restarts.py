@@ -2,8 +2,8 @@
 
 The delay starts at ``first_delay_s`` and grows by ``factor`` with each exit up to ``max_delay_s``; a child that ran for
 ``steady_s`` starts afresh. ``max_exits`` exits without a steady run are a crash loop: it is left alone, and its owner
-told. One that was never ready gets ``first_exits`` tries only, and an exit with code 2 then is a wrong setting, which
-no restart heals.
+told. One that was never ready gets ``first_exits`` tries only, however long each took (it may have been killed because
+it hung), and an exit with code 2 then is a wrong setting, which no restart heals.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ def exited(history: History, code: int, now: float, rules: RestartRules) -> tupl
     """The child ended with ``code`` (negative: killed by that signal) although nobody asked it to."""
     if code == WRONG_SETTING_EXIT and not history.was_ready:
         return history, GiveUp("wrong_setting", "it refused its settings (exit code 2)")
-    exits = 1 if now - history.started_at >= rules.steady_s else history.exits + 1
+    was_steady = history.was_ready and now - history.started_at >= rules.steady_s
+    exits = 1 if was_steady else history.exits + 1
     history = replace(history, exits=exits)
     if exits >= (rules.max_exits if history.was_ready else rules.first_exits):
-        return history, GiveUp("crash_loop", f"it ended {exits} times without running {rules.steady_s:g} s")
+        without = f"running {rules.steady_s:g} s" if history.was_ready else "ever being ready"
+        return history, GiveUp("crash_loop", f"it ended {exits} times without {without}")
     delay_s = min(rules.max_delay_s, rules.first_delay_s * rules.factor ** min(exits - 1, _MOST_GROWTH))
     return replace(history, restarts=history.restarts + 1), Restart(delay_s)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.process_group import START_S
 from bus.restarts import GiveUp, History, Restart, RestartRules, Silence, became_ready, exited, started
 
 RULES = RestartRules(first_delay_s=0.5, factor=2.0, max_delay_s=3.0, steady_s=10.0, max_exits=5)
@@ -49,11 +51,13 @@ def test_a_wrong_setting_is_not_tried_again() -> None:
     assert verdict == Restart(0.5)
 
 
-def test_one_that_was_never_ready_gets_fewer_tries() -> None:
-    """Whoever waits for a system to come up should not wait for a crash loop to end."""
+@pytest.mark.parametrize("length_s", [0.5, START_S])
+def test_one_that_was_never_ready_gets_fewer_tries(length_s: float) -> None:
+    """Whoever waits for a system to come up should not wait for a crash loop to end; nor is a start that hung until it
+    was killed a steady run."""
     history, exits = History(), 0
-    while True:
-        history, verdict = exited(started(history, 0.0), 1, 0.5, RULES)
+    for _ in range(RULES.max_exits):
+        history, verdict = exited(started(history, 0.0), 1, length_s, RULES)
         exits += 1
         if isinstance(verdict, GiveUp):
             break

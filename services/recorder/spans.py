@@ -198,6 +198,7 @@ def _request_attributes(request: RequestMetrics, operation: str) -> Attributes:
             "tidegate.request.endpoint": request.endpoint,
             "tidegate.request.modalities": request.modalities or None,
             "tidegate.request.attempts": request.attempts,
+            "tidegate.request.hedged": request.hedged,
             "tidegate.outcome": outcome,
             "tidegate.reason": request.reason,
             "tidegate.tenant": request.tenant,

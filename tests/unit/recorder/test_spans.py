@@ -109,6 +109,13 @@ def test_a_run_is_one_trace() -> None:
     assert found["c1"].attributes["tidegate.tool.output_bytes"] == 0
 
 
+def test_a_request_that_was_sent_twice_says_so() -> None:
+    """Two attempts alone would be a worker that failed."""
+    attributes = spans(request("r", None, attempts=2, hedged="won"))["r"].attributes
+    assert (attributes["tidegate.request.attempts"], attributes["tidegate.request.hedged"]) == (2, "won")
+    assert "tidegate.request.hedged" not in spans(request("r", None))["r"].attributes
+
+
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [

@@ -41,10 +41,10 @@ class _Row:
 class RowPublisher:
     """Publishes rows into the trace stream. `publish` never waits; what does not fit into ``window`` is counted.
 
-    ``senders`` rows are on their way at once; as long as all goes well they need no task to wait for them. A row that
-    is not acknowledged within ``timeout_s``, or that the bus could not take, is sent again after ``retry_first_s``,
-    doubling up to ``retry_most_s``; its message id keeps the stream from storing it twice (within the stream's
-    duplicate window).
+    As long as all goes well ``senders`` rows are on their way at once that no task waits for; what is more goes by as
+    many senders, a row at a time each. A row that is not acknowledged within ``timeout_s``, or that the bus could not
+    take, is sent again by a sender, after ``retry_first_s`` if that was one's, doubling up to ``retry_most_s``; its
+    message id keeps the stream from storing it twice (within the stream's duplicate window).
     """
 
     def __init__(

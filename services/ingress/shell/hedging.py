@@ -36,6 +36,7 @@ class SecondSending:
         self._send = send
         self._question: AskHedge | None = None
         self._forward: Forward | None = None
+        self._closed = False
         self._task = asyncio.create_task(self._run(), name=f"hedge-{request_id}")
 
     def take(self, effect: AskHedge | Forward) -> None:
@@ -52,6 +53,7 @@ class SecondSending:
 
     def close(self) -> None:
         """Nobody wants it any more."""
+        self._closed = True
         if self.attempt is not None:
             self.attempt.close()
         if self._task is not asyncio.current_task():
@@ -72,6 +74,10 @@ class SecondSending:
             if self._forward is not None:
                 self.attempt, heard = self._send(self._forward)
                 await heard
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            # A task that ends as cancelled keeps its frames, with the body that it sent, for as long as it is kept.
         except Exception as error:  # noqa: BLE001 - the border of one request, as in its own task
             log.error("request_failed", error=error, request=self._id)  # noqa: TRY400 - with the traceback
             self._deliver(RequestFailed(request_id=self._id))

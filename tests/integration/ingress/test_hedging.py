@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,8 +17,13 @@ from bus.nats import connect
 from bus.tasks import Tasks
 from schemas.admit import AdmitCancel, AdmitReply, AdmitRequest, Grant, Granted, Refused
 from schemas.base import from_msgpack
+from schemas.session import SessionIdentity, SessionKey
 from services.admission.config import AdmissionSettings
 from services.admission.shell import AdmissionService
+from services.ingress.effects import AskHedge, Forward
+from services.ingress.events import HedgeAnswered, HedgeDue
+from services.ingress.shell.attempt import Attempt
+from services.ingress.shell.hedging import SecondSending
 from tests.integration.ingress.support import JSON, LONG, Stage, System, answer_ok, chat, until
 from web.server import Request, Responder
 
@@ -247,6 +254,48 @@ async def test_without_a_grant_nothing_is_sent_twice(stage: Stage) -> None:
         assert stage.engines[SECOND].seen == []
         row = await stage.rows.by_x_request_id("refused-1")
         assert row.hedged is None
+
+
+async def test_what_lost_holds_nothing() -> None:
+    """The first may stream for an hour after the race: the second's body is gone with it."""
+    key = SessionIdentity(key=SessionKey(family="request", root="r"), session_id="r")
+    question = AdmitRequest(
+        request_id="r", model="m", ingress="i", ingress_epoch=1, identity=key, received_ms=0, deadline_ms=0, attempt=1
+    )
+    hears = asyncio.Event()
+
+    class Body:
+        """Bytes cannot be watched."""
+
+    async def ask(_: AskHedge) -> Granted | None:
+        reply = grants(question)[0]
+        return reply if isinstance(reply, Granted) else None
+
+    async def hear(body: Body) -> bool:
+        hears.set()
+        await asyncio.Event().wait()
+        return body is None
+
+    def send(forward: Forward) -> tuple[Attempt, Awaitable[bool]]:
+        body = Body()
+        bodies.append(weakref.ref(body))
+        return Attempt(forward, "chat_completions", event_limit=1, strip_usage=False), hear(body)
+
+    def deliver(event: object) -> None:
+        if isinstance(event, HedgeDue):
+            second.take(AskHedge("admit", question))
+        elif isinstance(event, HedgeAnswered):
+            second.take(Forward("r", 1, SECOND, "http://e", 0, 1, None))
+
+    bodies: list[weakref.ref[Body]] = []
+    second = SecondSending("r", deliver, ask, send)
+    async with asyncio.timeout(30):
+        await hears.wait()
+    second.close()
+    await second.over()
+    gc.collect()
+    assert [body() for body in bodies] == [None]
+    assert second.attempt is not None
 
 
 async def test_it_is_off_unless_it_is_asked_for(stage: Stage) -> None:

@@ -20,16 +20,26 @@ from schemas.base import from_msgpack
 from schemas.session import SessionIdentity, SessionKey
 from services.admission.config import AdmissionSettings
 from services.admission.shell import AdmissionService
+from services.ingress import hedging
 from services.ingress.effects import AskHedge, Forward
 from services.ingress.events import HedgeAnswered, HedgeDue
 from services.ingress.shell.attempt import Attempt
 from services.ingress.shell.hedging import SecondSending
 from tests.integration.ingress.support import JSON, LONG, Stage, System, answer_ok, chat, until
+from web.client import HttpClient
 from web.server import Request, Responder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FIRST, SECOND = "worker-0", "worker-1"
+PATIENT = {"admit_idle_s": 15.0}
+"""An admission that the machine has no time for is not silent."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one that is asked for a second sending."""
+    monkeypatch.setattr(hedging, "ASKED_FOR_S", PATIENT["admit_idle_s"])
 
 
 def grants(question: AdmitRequest) -> list[AdmitReply]:
@@ -64,7 +74,7 @@ async def cancels(stage: Stage) -> AsyncIterator[list[AdmitCancel]]:
 async def test_the_quick_one_answers_and_the_slow_one_is_closed(system: System) -> None:
     """Two engines, of which the first hangs before its first byte: the client gets the other's bytes, the first's
     connection is closed, there is one row, and the session's next turn goes to who answered."""
-    async with system.door(hedge_after_ms=150) as door:
+    async with system.door(hedge_after_ms=150, **PATIENT) as door:
         slow = await system.engine_of("hedged", door)
         before = (await slow.counts())["disconnected"]
         await slow.misbehave(stall="head", stall_requests=1)
@@ -106,7 +116,7 @@ async def test_admission_books_both_and_then_none(stage: Stage, policy: str, end
 
     for engine in stage.engines.values():
         engine.script = slow
-    async with admission(stage, policy) as books, stage.door(hedge_after_ms=50, admit_idle_s=15.0) as door:
+    async with admission(stage, policy) as books, stage.door(hedge_after_ms=50, **PATIENT) as door:
         request = chat(stream=True)
         post = asyncio.create_task(door.post(request, x_request_id=f"books-{policy}-{ends}"))
         await until(lambda: len(order) == 2)
@@ -115,7 +125,7 @@ async def test_admission_books_both_and_then_none(stage: Stage, policy: str, end
             post.cancel()
         else:
             begins[ends == "second"].set()
-            await until(lambda: sorted(books()) == [0, 1])
+            await until(lambda: sorted(books()) == [0, 1] and sum(engine.gone for engine in stage.engines.values()) == 1)
             place = next(number for number, engine in enumerate(stage.engines.values()) if engine.gone == 0)
             assert books()[place] == 1
             done.set()
@@ -161,7 +171,11 @@ async def test_the_first_answers_after_all(stage: Stage) -> None:
         await answer_ok(request, responder)
 
     stage.engines[FIRST].script, stage.engines[SECOND].script = slow, silent
-    async with cancels(stage) as cancelled, stage.leader(grants) as asked, stage.door(hedge_after_ms=30) as door:
+    async with (
+        cancels(stage) as cancelled,
+        stage.leader(grants) as asked,
+        stage.door(hedge_after_ms=30, **PATIENT) as door,
+    ):
         post = asyncio.create_task(door.post(chat(), x_request_id="first-1"))
         await until(lambda: bool(stage.engines[SECOND].seen))
         begun.set()
@@ -191,7 +205,7 @@ async def test_the_first_fails_while_the_second_is_silent(stage: Stage) -> None:
         responder.send(200, JSON, b'{"choices":[{"finish_reason":"stop"}]}')
 
     stage.engines[FIRST].script, stage.engines[SECOND].script = dies, late
-    async with stage.leader(grants) as asked, stage.door(hedge_after_ms=30) as door:
+    async with stage.leader(grants) as asked, stage.door(hedge_after_ms=30, **PATIENT) as door:
         post = asyncio.create_task(door.post(chat(), x_request_id="fails-1"))
         await until(lambda: len(asked) == 2 and both.is_set())
         begun.set()
@@ -217,7 +231,7 @@ async def test_both_are_let_go(stage: Stage, ends: str) -> None:
 
     stage.engines[FIRST].script = dies if ends == "both_fail" else silent
     stage.engines[SECOND].script = tells
-    async with stage.leader(grants), stage.door(hedge_after_ms=30) as door:
+    async with stage.leader(grants), stage.door(hedge_after_ms=30, **PATIENT) as door:
         post = asyncio.create_task(door.post(chat(), x_request_id=f"gone-{ends}"))
         await both.wait()
         if ends == "client":
@@ -228,6 +242,47 @@ async def test_both_are_let_go(stage: Stage, ends: str) -> None:
         await until(lambda: door.service.in_flight == 0)
         if ends == "client":
             await until(lambda: [engine.gone for engine in stage.engines.values()] == [1, 1])
+
+
+@pytest.mark.parametrize(("begins", "patience_s"), [(True, 60.0), (False, 1.0)])
+async def test_a_stop_while_both_are_silent(stage: Stage, begins: bool, patience_s: float) -> None:
+    """A drain waits for who begins, then both are closed and the client is answered; one row, and nothing is left."""
+    both, begun = asyncio.Event(), asyncio.Event()
+
+    async def late(request: Request, responder: Responder) -> None:
+        both.set()
+        waits = {asyncio.ensure_future(begun.wait()), asyncio.ensure_future(responder.gone.wait())}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if begun.is_set():
+            await answer_ok(request, responder)
+
+    stage.engines[FIRST].script, stage.engines[SECOND].script = silent, late
+    client, named = HttpClient(), [*JSON, (b"x-request-id", b"stop-%d" % begins)]
+    async with cancels(stage) as cancelled, stage.leader(grants):
+        async with stage.door(hedge_after_ms=30, **PATIENT, stop_timeout_s=patience_s) as door:
+            url = f"{door.url}/v1/chat/completions"
+            post = asyncio.create_task(client.fetch("POST", url, named, json.dumps(chat()).encode()))
+            await both.wait()
+
+            async def begin() -> None:
+                await until(lambda: door.service.not_ready() == "stopping")
+                begun.set()
+
+            beginning = asyncio.create_task(begin()) if begins else None
+        answer = await post
+        if beginning is not None:
+            await beginning
+        row = await stage.rows.by_x_request_id(f"stop-{begins:d}")
+        if begins:
+            assert (answer.status, row.outcome, row.hedged) == (200, "completed", "won")
+        else:
+            assert (answer.status, row.reason, row.hedged) == (500, "stopping", "lost")
+            await until(lambda: bool(cancelled))
+        await until(lambda: [engine.gone for engine in stage.engines.values()] == [1, 1 - begins])
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("hedge")]
+    await client.close()
 
 
 async def test_without_a_grant_nothing_is_sent_twice(stage: Stage) -> None:
@@ -245,7 +300,7 @@ async def test_without_a_grant_nothing_is_sent_twice(stage: Stage) -> None:
         responder.send(200, JSON, b'{"choices":[{"finish_reason":"stop"}]}')
 
     stage.engines[FIRST].script = slow
-    async with cancels(stage) as cancelled, stage.leader(answer), stage.door(hedge_after_ms=30) as door:
+    async with cancels(stage) as cancelled, stage.leader(answer), stage.door(hedge_after_ms=30, **PATIENT) as door:
         post = asyncio.create_task(door.post(chat(), x_request_id="refused-1"))
         await refused.wait()
         await until(lambda: bool(cancelled))
@@ -307,7 +362,7 @@ async def test_it_is_off_unless_it_is_asked_for(stage: Stage) -> None:
         responder.send(200, JSON, b'{"choices":[{"finish_reason":"stop"}]}')
 
     stage.engines[FIRST].script = slow
-    async with stage.leader(grants) as asked, stage.door() as door:
+    async with stage.leader(grants) as asked, stage.door(**PATIENT) as door:
         post = asyncio.create_task(door.post(chat()))
         await until(lambda: bool(stage.engines[FIRST].seen))
         assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("hedge")] == []

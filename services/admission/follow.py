@@ -80,9 +80,13 @@ class Follower:
         if not opened or lost:
             return
         for entry in state.ledger:
+            if (entry.grant.worker, entry.grant.rank) not in opened:
+                continue
             record = state.requests.get(entry.grant.request_id)
-            if record is not None and (entry.grant.worker, entry.grant.rank) in opened:
+            if record is not None:
                 state.adopted(record)
+            else:
+                self._hedges.seat_opened(entry)
 
     # Requests
 

@@ -25,7 +25,7 @@ from services.admission.grants import OpenGrant
 from services.admission.placement import IndexView, Placement
 from services.admission.placing import DEFAULT_BLOCK_SIZE, block_size, index_question, index_view, place_by_cost
 from services.admission.requests import RequestRecord
-from services.admission.state import AdmissionState, hedge_id
+from services.admission.state import HEDGE, AdmissionState, hedge_id
 from services.admission.workers import Worker
 
 FIRST_TICKET = -2
@@ -76,12 +76,18 @@ class Hedges:
         return self._deciding.pump_all(now) if self._state.release_hedge(record.request_id) else []
 
     def stated(self, record: RequestRecord, place: HedgePlace, expires: float) -> None:
-        """An ingress names it: it lives on, and is known from now on if it was not."""
+        """An ingress names it: it lives on, and is known from now on if it was not, or not there: another leader may
+        have granted it, and its ingress have taken that one's answer."""
         state, name = self._state, hedge_id(record.request_id)
-        if state.ledger.renew(name, expires) or record.hedge_over or record.attempt > 0 or record.ttft_ms is not None:
+        entry = state.ledger.get(name)
+        if entry is not None and (entry.grant.worker, entry.grant.rank) == (place.worker, place.rank):
+            state.ledger.renew(name, expires)
+            return
+        if record.hedge_over or record.attempt > 0 or record.ttft_ms is not None:
             return
         if state.ledger.get(record.request_id) is None:
             return
+        state.release_hedge(record.request_id)
         worker = state.fleet.get(place.worker)
         size = (worker.state.profile.block_size if worker is not None else None) or DEFAULT_BLOCK_SIZE
         grant = Grant(
@@ -96,6 +102,12 @@ class Hedges:
         tenant, blocks = record.identity.key.tenant, record.input_tokens // size
         state.ledger.open(OpenGrant(grant, 1, record.input_tokens, blocks, expires, True, record.model, tenant))
         self._tell_policy(record, grant)
+
+    def seat_opened(self, entry: OpenGrant) -> None:
+        """The rank where a second sending runs has become a seat: its policy has not heard of it."""
+        record = self._state.requests.get(entry.grant.request_id.removeprefix(HEDGE))
+        if record is not None:
+            self._tell_policy(record, entry.grant)
 
     # Inside
 

@@ -18,10 +18,13 @@ from services.admission.scoring import Choose
 from services.admission.sessions import Pause, SessionChange, SessionTable
 from services.admission.workers import Fleet
 
+HEDGE = "hedge:"
+"""How such a name begins."""
+
 
 def hedge_id(request_id: str) -> str:
     """Under which the second sending of a request is booked (`services.admission.hedging`)."""
-    return f"hedge:{request_id}"
+    return HEDGE + request_id
 
 
 @dataclass(slots=True)

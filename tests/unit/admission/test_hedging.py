@@ -198,6 +198,43 @@ def test_a_new_leader_knows_it_from_the_ingress() -> None:
     assert core.do(MatchAnswered(core.questions[-1].ticket, match_reply({"b": 0}))) == []
 
 
+@pytest.mark.parametrize("policy", ["kv", "commit"])
+def test_it_is_booked_where_its_ingress_says(policy: str) -> None:
+    """Two leaders granted it, each elsewhere, and its ingress took the other's answer: its table moves the booking,
+    which is given back with the race. After the race a late table moves nothing."""
+    core = running("b", "c", policy=policy)
+    granted_at = granted(core.ask(hedge())).grant.worker
+    other = {"b": "c", "c": "b"}[granted_at]
+    there = msgspec.structs.replace(in_flight("r", worker="a"), hedge=HedgePlace(worker=other, grant_id="9-h1"))
+    core.state(there)
+    core.state(there)
+    assert {name: one[0] for name, one in books(core).items()} == {"a": 1, other: 1}
+    if policy == "commit":
+        check_conserved(core)
+    first_token(core)
+    core.state(there)
+    assert list(books(core)) == ["a"]
+    core.end(end("r"))
+    if policy == "commit":
+        check_conserved(core)
+
+
+def test_its_policy_hears_of_it_when_its_worker_comes_later() -> None:
+    """A table names it before anybody has heard of its worker: once that one is a seat its memory counts there."""
+    core = driven(lead=False, policy="commit")
+    core.workers("a")
+    core.state(msgspec.structs.replace(in_flight("r", worker="a"), hedge=HedgePlace(worker="b", grant_id="9-h1")))
+    scheduled = core.core.state.scheduled
+    assert scheduled is not None
+    assert scheduled.place_of(hedge_id("r")) is None
+    core.workers("b")
+    assert scheduled.place_of(hedge_id("r")) == ("b", 0)
+    check_conserved(core)
+    first_token(core)
+    assert (scheduled.place_of(hedge_id("r")), list(books(core))) == (None, ["a"])
+    check_conserved(core)
+
+
 def test_it_lapses_where_no_table_names_it() -> None:
     """Its cancellation was lost: it goes alone, and the request's own booking, which is named, stays."""
     core = running(grant_ttl_s=8.0)

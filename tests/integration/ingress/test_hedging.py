@@ -8,6 +8,7 @@ import json
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -25,7 +26,7 @@ from services.ingress.effects import AskHedge, Forward
 from services.ingress.events import HedgeAnswered, HedgeDue
 from services.ingress.shell.attempt import Attempt
 from services.ingress.shell.hedging import SecondSending
-from tests.integration.ingress.support import JSON, LONG, Stage, System, answer_ok, chat, until
+from tests.integration.ingress.support import JSON, LONG, Door, Stage, System, answer_ok, chat, until
 from web.client import HttpClient
 from web.server import Request, Responder
 
@@ -58,6 +59,14 @@ async def silent(_: Request, responder: Responder) -> None:
 
 
 @asynccontextmanager
+async def hedging_door(stage: Stage, **settings: Any) -> AsyncIterator[Door]:
+    """One that sends twice, and knows both workers: a grant at one that it has not heard of has no address."""
+    async with stage.door(**{"hedge_after_ms": 30, **PATIENT, **settings}) as door:
+        await until(lambda: door.service.workers == len(stage.engines))
+        yield door
+
+
+@asynccontextmanager
 async def cancels(stage: Stage) -> AsyncIterator[list[AdmitCancel]]:
     """What admission is told not to want any more."""
     heard: list[AdmitCancel] = []
@@ -75,6 +84,7 @@ async def test_the_quick_one_answers_and_the_slow_one_is_closed(system: System) 
     """Two engines, of which the first hangs before its first byte: the client gets the other's bytes, the first's
     connection is closed, there is one row, and the session's next turn goes to who answered."""
     async with system.door(hedge_after_ms=150, **PATIENT) as door:
+        await until(lambda: door.service.workers == 2)
         slow = await system.engine_of("hedged", door)
         before = (await slow.counts())["disconnected"]
         await slow.misbehave(stall="head", stall_requests=1)
@@ -116,7 +126,7 @@ async def test_admission_books_both_and_then_none(stage: Stage, policy: str, end
 
     for engine in stage.engines.values():
         engine.script = slow
-    async with admission(stage, policy) as books, stage.door(hedge_after_ms=50, **PATIENT) as door:
+    async with admission(stage, policy) as books, hedging_door(stage) as door:
         request = chat(stream=True)
         post = asyncio.create_task(door.post(request, x_request_id=f"books-{policy}-{ends}"))
         await until(lambda: len(order) == 2)
@@ -174,7 +184,7 @@ async def test_the_first_answers_after_all(stage: Stage) -> None:
     async with (
         cancels(stage) as cancelled,
         stage.leader(grants) as asked,
-        stage.door(hedge_after_ms=30, **PATIENT) as door,
+        hedging_door(stage) as door,
     ):
         post = asyncio.create_task(door.post(chat(), x_request_id="first-1"))
         await until(lambda: bool(stage.engines[SECOND].seen))
@@ -205,7 +215,7 @@ async def test_the_first_fails_while_the_second_is_silent(stage: Stage) -> None:
         responder.send(200, JSON, b'{"choices":[{"finish_reason":"stop"}]}')
 
     stage.engines[FIRST].script, stage.engines[SECOND].script = dies, late
-    async with stage.leader(grants) as asked, stage.door(hedge_after_ms=30, **PATIENT) as door:
+    async with stage.leader(grants) as asked, hedging_door(stage) as door:
         post = asyncio.create_task(door.post(chat(), x_request_id="fails-1"))
         await until(lambda: len(asked) == 2 and both.is_set())
         begun.set()
@@ -231,7 +241,7 @@ async def test_both_are_let_go(stage: Stage, ends: str) -> None:
 
     stage.engines[FIRST].script = dies if ends == "both_fail" else silent
     stage.engines[SECOND].script = tells
-    async with stage.leader(grants), stage.door(hedge_after_ms=30, **PATIENT) as door:
+    async with stage.leader(grants), hedging_door(stage) as door:
         post = asyncio.create_task(door.post(chat(), x_request_id=f"gone-{ends}"))
         await both.wait()
         if ends == "client":
@@ -261,7 +271,7 @@ async def test_a_stop_while_both_are_silent(stage: Stage, begins: bool, patience
     stage.engines[FIRST].script, stage.engines[SECOND].script = silent, late
     client, named = HttpClient(), [*JSON, (b"x-request-id", b"stop-%d" % begins)]
     async with cancels(stage) as cancelled, stage.leader(grants):
-        async with stage.door(hedge_after_ms=30, **PATIENT, stop_timeout_s=patience_s) as door:
+        async with hedging_door(stage, stop_timeout_s=patience_s) as door:
             url = f"{door.url}/v1/chat/completions"
             post = asyncio.create_task(client.fetch("POST", url, named, json.dumps(chat()).encode()))
             await both.wait()
@@ -300,7 +310,7 @@ async def test_without_a_grant_nothing_is_sent_twice(stage: Stage) -> None:
         responder.send(200, JSON, b'{"choices":[{"finish_reason":"stop"}]}')
 
     stage.engines[FIRST].script = slow
-    async with cancels(stage) as cancelled, stage.leader(answer), stage.door(hedge_after_ms=30, **PATIENT) as door:
+    async with cancels(stage) as cancelled, stage.leader(answer), hedging_door(stage) as door:
         post = asyncio.create_task(door.post(chat(), x_request_id="refused-1"))
         await refused.wait()
         await until(lambda: bool(cancelled))
@@ -362,7 +372,7 @@ async def test_it_is_off_unless_it_is_asked_for(stage: Stage) -> None:
         responder.send(200, JSON, b'{"choices":[{"finish_reason":"stop"}]}')
 
     stage.engines[FIRST].script = slow
-    async with stage.leader(grants) as asked, stage.door(**PATIENT) as door:
+    async with stage.leader(grants) as asked, hedging_door(stage, hedge_after_ms=0) as door:
         post = asyncio.create_task(door.post(chat()))
         await until(lambda: bool(stage.engines[FIRST].seen))
         assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("hedge")] == []

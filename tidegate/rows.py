@@ -69,6 +69,10 @@ def one_line(row: TraceRow, zone: tzinfo | None = None) -> str:
         parts.append(f"total {request.total_time_ms:.0f} ms")
     if request.decision_mode not in (None, "policy"):
         parts.append(f"placed by {request.decision_mode}")
+    if request.hedged:
+        parts.append(f"hedged {request.hedged}")
+    elif (request.attempts or 0) > 1:
+        parts.append(f"{request.attempts} attempts")
     if request.reason:
         parts.append(request.reason)
     return safe("  ".join(parts))

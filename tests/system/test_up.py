@@ -182,3 +182,14 @@ async def test_a_wrong_setting_of_any_part_is_one_sentence(tmp_path: Path) -> No
     assert "max_blockss" in process.stderr.splitlines()[-1]
     assert "Traceback" not in process.stderr
     assert not (tmp_path / "w" / "logs" / "nats.log").exists()
+
+
+async def test_a_certificate_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    """Named, code 2, and no part of the system has been started."""
+    files = ("--tls-cert", str(tmp_path / "none.pem"), "--tls-key", str(tmp_path / "none.key"))
+    process = await tidegate(tmp_path, "up", "--port", "0", "--workdir", str(tmp_path / "w"), *files)
+    assert process.returncode == 2
+    (said,) = process.stderr.splitlines()
+    assert said.startswith("tidegate: tls_cert: ")
+    assert str(tmp_path / "none.pem") in said
+    assert not (tmp_path / "w" / "logs" / "nats.log").exists()

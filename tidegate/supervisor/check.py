@@ -1,4 +1,5 @@
-"""All settings of all parts, read before anything is started: a mistake anywhere is one sentence."""
+"""All settings of all parts, and the front door's certificate, read before anything is started: a mistake anywhere is
+one sentence."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from services.bridge.config import BridgeSettings
 from services.hints.config import HintsSettings
 from services.indexer.config import IndexerSettings
 from services.ingress.config import IngressSettings
+from services.ingress.shell.tls import check_files
 from services.recorder.config import RecorderSettings
 from tidegate.supervisor.layout import ChildSpec
 
@@ -58,5 +60,8 @@ def _checked(spec: ChildSpec, config: Path | None) -> ChildSpec:
     if spec.section is None:
         return spec
     settings = load_settings(spec.section, SETTINGS[spec.section], file=config, overrides=spec.settings)
-    several = isinstance(settings, IngressSettings) and settings.workers > 1
+    several = False
+    if isinstance(settings, IngressSettings):
+        check_files(settings)
+        several = settings.workers > 1
     return replace(spec, stop_s=settings.stop_timeout_s + _STOP_GRACE_S + several * _PARENT_GRACE_S)

@@ -24,11 +24,29 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 """Of each file that is there: inode, size, time of its last change (ns)."""
 
 
+def check_files(settings: IngressSettings) -> None:
+    """What `DoorTls.load` would say of them, before anything is started. Blocks. Raises `SettingsError`."""
+    if not settings.tls_cert:
+        return
+    try:
+        load_tls(_files(settings), Handshakes())
+    except BadTlsFileError as error:
+        raise _wrong(error) from error
+
+
+def _files(settings: IngressSettings) -> TlsFiles:
+    return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def _wrong(error: BadTlsFileError) -> SettingsError:
+    return SettingsError(_SETTINGS[error.what], str(error))
+
+
 class DoorTls(Collector):
     """The files of ``settings``, which has a ``tls_cert``; and what is counted of them."""
 
     def __init__(self, settings: IngressSettings) -> None:
-        self._files = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        self._files = _files(settings)
         self.handshakes = Handshakes()
         self._read_at: Stamp = ()
         self._expires_at = 0.0
@@ -39,7 +57,7 @@ class DoorTls(Collector):
         try:
             return await self._load()
         except BadTlsFileError as error:
-            raise SettingsError(_SETTINGS[error.what], str(error)) from error
+            raise _wrong(error) from error
 
     async def watch(self, use: Callable[[SSLContext], Awaitable[None]]) -> None:
         """Read the files once they have changed and then stood still for one look, and ``use`` what they say; what

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bus.errors import SettingsError
 from bus.settings import load_settings, parse_overrides
 from services.recorder.config import RecorderSettings
+from tests.support.certificates import Authority
 from tidegate.errors import WrongUseError
 from tidegate.supervisor.check import SETTINGS, check_settings
 from tidegate.supervisor.config import UpSettings
@@ -68,6 +70,31 @@ def test_a_child_may_take_as_long_to_stop_as_its_settings_say(tmp_path: Path) ->
     stops = {spec.name: spec.stop_s for spec in check_settings(children(plan_of()), file)}
     assert (stops["ingress"], stops["recorder"]) == (91.0, RecorderSettings().stop_timeout_s + 1)
     assert {spec.stop_s for spec in check_settings(children(plan_of()), None) if spec.name == "ingress"} == {31.0}
+
+
+def test_a_certificate_that_cannot_be_used_is_said_with_the_settings(tmp_path: Path) -> None:
+    """Missing, not PEM, a key of another, a wrong authority of clients: named by its setting, as at the front door."""
+    authority = Authority()
+    certificate, key = authority.pair(tmp_path)
+    _, another = authority.pair(tmp_path, "another")
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+
+    def check(**files: Path) -> None:
+        door_files = {name: str(path) for name, path in files.items()}
+        check_settings(children(replace(plan_of(), door_files=door_files)), None)
+
+    check(tls_cert=certificate, tls_key=key, tls_client_ca=authority.file(tmp_path / "ca.pem"))
+    for wrong, files in (
+        ("tls_cert", {"tls_cert": tmp_path / "none.pem", "tls_key": key}),
+        ("tls_cert", {"tls_cert": junk, "tls_key": key}),
+        ("tls_key", {"tls_cert": certificate}),
+        ("tls_key", {"tls_cert": certificate, "tls_key": another}),
+        ("tls_client_ca", {"tls_cert": certificate, "tls_key": key, "tls_client_ca": junk}),
+    ):
+        with pytest.raises(SettingsError, match=f"^{wrong}: ") as raised:
+            check(**files)
+        assert raised.value.key == wrong
 
 
 def test_a_system_of_two_simulated_engines() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC
+from typing import Literal
 
 import msgspec
 import pytest
@@ -87,6 +88,24 @@ def test_holds_fallbacks_and_reasons_are_shown() -> None:
     )
     line = one_line(TraceRow(event_type="request_end", event_time_unix_ms=0, request=request), UTC)
     assert line == "00:00:00.000  upstream_lost  -  -  held 12 ms (kv_full)  placed by fallback  reset"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "hedged", "shown"),
+    [
+        (None, None, ""),
+        (1, None, ""),
+        (2, None, "  2 attempts"),
+        (2, "won", "  hedged won"),
+        (2, "lost", "  hedged lost"),
+        (1, "lost", "  hedged lost"),
+    ],
+)
+def test_what_was_sent_twice_says_so(attempts: int | None, hedged: Literal["won", "lost"] | None, shown: str) -> None:
+    """A retry by its attempts, a second sending by how it ended; one attempt is nothing to tell."""
+    request = RequestMetrics(request_id="r", outcome="completed", attempts=attempts, hedged=hedged)
+    line = one_line(TraceRow(event_type="request_end", event_time_unix_ms=0, request=request), UTC)
+    assert line == f"00:00:00.000  completed  -  -{shown}"
 
 
 DECISION = TraceRow(

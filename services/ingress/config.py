@@ -43,7 +43,7 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     ``tokenize_threads`` work on at most ``tokenize_queue`` prompts; a request over that bound, or whose tokens take
     longer than ``tokenize_timeout_s``, is placed without its tokens. ``prompt_bytes``: a request with a larger body is
     not counted by anybody (``too_large``): a tokenizer needs many times a prompt's memory. ``tokenize_cache_bytes``:
-    tokens of conversations that are kept per model, so that a resent one costs its new tail.
+    tokens and decoded messages of conversations, kept per model, so that a resent one costs its new tail.
 
     ``text_blocks``: a prompt without tokens is placed by where its text was sent before, in blocks of
     ``text_block_bytes`` bytes of UTF-8, of which the first ``text_bytes`` count; off: by session and load.
@@ -53,12 +53,12 @@ class IngressSettings(CommonSettings, frozen=True, kw_only=True, forbid_unknown_
     answer in ``recognise_deadline_ms`` it is a new session, and so it is with one of less than
     ``recognise_confidence`` (more than 0.9 leaves nothing but forks and repetitions, see docs/operations.md).
 
-    ``body_bytes``: larger requests get 413. ``held_body_bytes``: bodies of all requests that are being read or are not
-    over; a request that does not fit gets 503 ``busy`` before its body is read. ``body_timeout_s``: a body that is not
-    there in this time, from the end of its headers, gets 408. ``event_bytes``: the largest single event of a stream.
-    ``max_in_flight``: accepted requests that have not ended; over it: 429. ``row_window``: trace rows not yet
-    acknowledged. ``trace_fine_tokens``: the row of a longer prompt has a hash for every 512 tokens or so instead of one
-    for each block (docs/adr/0018); 0: every prompt's.
+    ``body_bytes``: larger requests get 413. ``held_body_bytes``: bodies of all requests that are being read, or whose
+    engine has not begun to answer; a request that does not fit gets 503 ``busy`` before its body is read.
+    ``body_timeout_s``: a body that is not there in this time, from the end of its headers, gets 408.
+    ``event_bytes``: the largest single event of a stream. ``max_in_flight``: accepted requests that have not ended;
+    over it: 429. ``row_window``: trace rows not yet acknowledged. ``trace_fine_tokens``: the row of a longer prompt
+    has a hash for every 512 tokens or so instead of one for each block (docs/adr/0018); 0: every prompt's.
 
     ``connect_timeout_s``, ``first_byte_timeout_s``, ``idle_timeout_s``, ``total_timeout_s``: of the engine's answer,
     each named separately in traces. ``stall_timeout_s``: a client that does not read its answer is cut after it.

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from bus.interrupt import INTERRUPTED_EXIT, until_interrupted
 from bus.subjects import BUCKET_CALIBRATIONS
-from schemas.calibration import MAX_RUNS, Calibration
+from schemas.calibration import MAX_POINTS, MAX_RUNS, Calibration
+from services.admission.estimators.reload_cost import MIN_CONTEXTS
 from tidegate.calibrate.run import Outcome, Wishes, calibrate
 from tidegate.calibrate.store import key_of
 from tidegate.calibrate.sweep import Run
@@ -47,7 +48,12 @@ def _contexts(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--max-context", type=click.IntRange(1), metavar="TOKENS", help="End of the sweep (default: all it takes)."
 )
-@click.option("--contexts", callback=_contexts, metavar="TOKENS,...", help="Measure these instead of 1000, 2000, ...")
+@click.option(
+    "--contexts",
+    callback=_contexts,
+    metavar="TOKENS,...",
+    help=f"Measure these instead of 1000, 2000, ...: {MIN_CONTEXTS} to {MAX_POINTS} different ones.",
+)
 @click.option(
     "--runs", type=click.IntRange(1, MAX_RUNS), default=3, show_default=True, help="At each; the median counts."
 )

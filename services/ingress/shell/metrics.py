@@ -179,7 +179,7 @@ class LevelsCollector(Collector):
             ("client_connections", "Open connections of clients.", levels.client_connections),
             ("engine_connections", "Open connections to engines, idle ones included.", levels.engine_connections),
             ("tokenize_depth", "Prompts being counted or waiting for a thread.", levels.tokenize_depth),
-            ("held_body_bytes", "Bytes of bodies being read or of requests not over.", levels.held_body_bytes),
+            ("held_body_bytes", "Bytes of bodies being read, or not begun to be answered.", levels.held_body_bytes),
             ("hints_waiting", "Sessions, at a worker, whose hints wait for a request.", levels.hints_waiting),
         ):
             yield GaugeMetricFamily(f"tidegate_ingress_{name}", text, value=read())

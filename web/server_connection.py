@@ -23,6 +23,10 @@ CHUNK_FRAMING = 16
 """Bytes around a chunk that are nobody's fault; what is over it, chunk extensions and trailers, counts as headers."""
 
 
+WRONG_VERSION = "Invalid HTTP version"
+"""What the parser says of a version that it can read and does not speak; those that it lets pass are `_fault`'s."""
+
+
 class ServerSide(Protocol):
     """What a connection asks of its server."""
 
@@ -98,9 +102,10 @@ class ServerConnection(asyncio.Protocol):
             else:
                 # Served as plain HTTP/1.1 (the upgrade is ours to ignore); what follows on the wire is not for us.
                 self._deaf = True
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
             if not self._deaf:
-                self._refuse(400, "malformed_request")
+                of_version = str(error) == WRONG_VERSION
+                self._refuse(*((505, "http_version") if of_version else (400, "malformed_request")))
         self._framing_bytes = max(0, self._framing_bytes)
         beside_bodies = self._head_bytes if self._in_head else self._framing_bytes
         if not self._deaf and beside_bodies > self.server.limits.header_bytes:

@@ -25,6 +25,7 @@ from services.ingress.body_facts import (
     message_facts,
     responses_trigger,
 )
+from services.ingress.decoding import no_json
 from services.ingress.errors import BadJsonError, BadRequestError
 from services.ingress.identity import PASSED_APIS, BodyFacts
 from services.ingress.modalities import TEXT_ONLY, Media, media_of
@@ -268,7 +269,7 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
     except msgspec.ValidationError as error:
         raise _bad_request(error) from error
     except UNDECODABLE as error:
-        raise BadJsonError(f"The request body is not a JSON object: {error}") from error
+        raise BadJsonError(no_json(body, error)) from error
     if not body.isascii():
         _check_encoding(body)
     if not decoded.model.strip():

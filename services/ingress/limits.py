@@ -2,8 +2,8 @@
 
 A bucket fills at its rate up to its size. What is taken must be there; of something larger than the bucket a full one
 lets one through and is in debt after it, so that a long prompt is served late and not never. Tokens are estimated from
-the body when a request comes and settled when its answer has ended. Buckets are this process's own, or those of all
-processes of this front door (`services.ingress.shared_buckets`).
+the body when a request comes and settled when its answer has ended; what is refused instead of served is given back.
+Buckets are this process's own, or those of all processes of this front door (`services.ingress.shared_buckets`).
 """
 
 from __future__ import annotations
@@ -68,16 +68,24 @@ class _Buckets:
 
 @dataclass(slots=True)
 class Charge:
-    """What one request was charged. `settle` it once it is known what it took."""
+    """What one request was charged. `settle` it once it is known what it took, or `refund` it; whichever comes first
+    counts, later calls do nothing."""
 
     estimated: int
     _bucket: Bucket | None = field(default=None)
+    _requests: Bucket | None = field(default=None)
 
     def settle(self, tokens: int | None) -> None:
-        """Charge ``tokens`` instead of the estimate; ``None``: the estimate stands. Once; later calls do nothing."""
+        """Charge ``tokens`` instead of the estimate; ``None``: the estimate stands."""
         if self._bucket is not None and tokens is not None:
             self._bucket.take(tokens - self.estimated)
-        self._bucket = None
+        self._bucket = self._requests = None
+
+    def refund(self) -> None:
+        """Nothing was served: give the request back, and its tokens."""
+        if self._requests is not None:
+            self._requests.take(-1)
+        self.settle(0)
 
 
 class Limiter:
@@ -105,7 +113,7 @@ class Limiter:
             buckets.requests.take(1)
         if buckets.tokens is not None:
             buckets.tokens.take(tokens)
-        return Charge(tokens, buckets.tokens)
+        return Charge(tokens, buckets.tokens, buckets.requests)
 
     def keep(self, keys: Keyring, now: float) -> None:
         """After the file changed: buckets of keys that are gone go, those of keys with other limits follow."""

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from schemas.base import UNDECODABLE
+from services.ingress.decoding import no_json
 from services.ingress.endpoints import ClientRequest, Endpoint
 from services.ingress.errors import BadRequestError
 from services.ingress.identity import BodyFacts
@@ -83,7 +84,7 @@ def _in_json(body: bytes) -> str | None:
     except msgspec.ValidationError as error:
         raise BadRequestError("model: must be a text", param="model") from error
     except UNDECODABLE as error:
-        raise BadRequestError(f"The request body is not a JSON object: {error}", reason="bad_json") from error
+        raise BadRequestError(no_json(body, error), reason="bad_json") from error
 
 
 def _in_form(body: bytes) -> str | None:

@@ -174,7 +174,11 @@ class FrontDoor:
             self._refuse(responder, reply_to(endpoint, error), _advice(error))
             return
         try:
-            charge.settle(await self._serve(endpoint, signals, key, request, responder))
+            tokens = await self._serve(endpoint, signals, key, request, responder)
+            if tokens is None:
+                charge.refund()
+            else:
+                charge.settle(tokens)
         finally:
             charge.settle(None)
 
@@ -193,14 +197,14 @@ class FrontDoor:
 
     async def _serve(
         self, endpoint: Endpoint, signals: Signals, key: Key | None, request: Request, responder: Responder
-    ) -> int:
-        """A request of somebody who may ask. Returns the tokens that it took."""
+    ) -> int | None:
+        """A request of somebody who may ask. Returns the tokens that it took; ``None`` of one that is not accepted."""
         try:
             asked = self._read(endpoint, key, request)
             asked = with_hints(self._access.granted(key, asked), signals, self._high_first)
         except IngressError as error:
             self._refuse(responder, reply_to(endpoint, error))
-            return 0
+            return None
         request_id = secrets.token_hex(16)
         tenant = self._settings.tenant if key is None else key.tenant
         resolved = resolve(signals, asked.facts, endpoint, tenant=tenant, request_id=request_id)
@@ -214,7 +218,7 @@ class FrontDoor:
         serving = RequestServing(self._tools, received, request, responder)
         del asked, received  # what they hold of its body may go before its end
         await serving.run()
-        return serving.tokens or 0
+        return (serving.tokens or 0) if serving.accepted else None
 
     def _read(self, endpoint: Endpoint, key: Key | None, request: Request) -> ClientRequest:
         """Raises `IngressError`."""

@@ -100,7 +100,7 @@ class Tools:
 
 class RequestServing:
     """Serves one request; `run` returns when it is over and everything it opened is closed. ``tokens``: what it took,
-    once it is over; ``None`` of one that was not accepted."""
+    once it is over. ``accepted``: whether it was taken on; one that was not has no row."""
 
     def __init__(self, tools: Tools, received: RequestReceived, request: Request, responder: Responder) -> None:
         self._tools = tools
@@ -118,6 +118,7 @@ class RequestServing:
         self._told_chunks = 0
         self._answered: str | None = None
         self.tokens: int | None = None
+        self.accepted = True
         captured = tools.capture is not None and not received.request.passed
         self._kept = tools.capture.begin(received, request.headers) if tools.capture and captured else None
 
@@ -130,6 +131,7 @@ class RequestServing:
         try:
             dispatcher.deliver(self._received)
             if self._responder.finished:
+                self.accepted = False
                 self._tools.metrics.not_accepted.labels(self._answered or "").inc()
             while self._steps:
                 await self._do(self._steps.popleft())

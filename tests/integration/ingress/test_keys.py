@@ -198,6 +198,28 @@ async def test_limits(stage: Stage, keys_file: Path) -> None:
         assert (await ask(door, key_of("acme"))).status == 200
 
 
+async def test_what_is_refused_costs_nothing(stage: Stage, tmp_path: Path) -> None:
+    """403, 400 and 404 use up no limit of the key, however many there are; what was taken on does."""
+    path = tmp_path / "keys.jsonl"
+    limits = {"requests_per_s": 0.01, "burst": 1, "tokens_per_min": 100}
+    path.write_bytes(entry("nope1", models=("nope*",), **limits) + entry("slow1", **limits))
+    path.chmod(0o600)
+    async with stage.door(**settings(path)) as door:
+        forbidden = [(await ask(door, key_of("nope1"), api)).status for api in PATHS]
+        assert forbidden == [403] * len(PATHS)
+        assert (await ask(door, key_of("nope1"), model="nope-1")).status == 404
+        bearer = {"authorization": f"Bearer {key_of('slow1')}"}
+        for sent, status in (
+            (b"{not json", 400),
+            (rb'{"model":"\ud83d"}', 400),
+            ({"messages": []}, 400),
+            (chat(model="no-such"), 404),
+        ):
+            for _ in range(2):
+                assert (await door.post(sent, **bearer)).status == status
+        assert [(await ask(door, key_of("slow1"))).status for _ in range(2)] == [200, 429]
+
+
 async def test_the_file_changes_while_requests_run(stage: Stage, keys_file: Path) -> None:
     """Reload race: thousands of requests of a key that stays, files replaced beneath them: none is refused. A broken
     file and a missing one change nothing and are counted; a revoked key is out, one that is new is in."""

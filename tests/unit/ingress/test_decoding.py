@@ -6,11 +6,12 @@ import contextlib
 import gzip
 import zlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingress.decoding import MOST_MEMBERS, encoding_of, unpacked
+from services.ingress.decoding import MOST_MEMBERS, encoding_of, no_json, unpacked
 from services.ingress.errors import BadEncodingError, BodyTooLargeError, UnsupportedEncodingError
 
 LIMIT = 3 << 20
@@ -69,3 +70,35 @@ def test_encodings(header: str | None, coding: str | None) -> None:
 def test_other_encodings_are_refused(header: str) -> None:
     with pytest.raises(UnsupportedEncodingError):
         encoding_of(header)
+
+
+class Read(msgspec.Struct):
+    """A body of which one text is read, another skipped and a third kept as it came."""
+
+    p: str = ""
+    r: msgspec.Raw = msgspec.Raw()
+
+
+def said_of(body: bytes) -> str:
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(body, type=Read)
+    return no_json(body, caught.value)
+
+
+@pytest.mark.parametrize("member", ["p", "q", "r"])
+@pytest.mark.parametrize("before", ["", "cut ", "\\\\", "\\n"], ids=["first", "text", "backslash", "line"])
+@pytest.mark.parametrize("after", ["", " ", "abcde", " and much more behind it", "\\n", "\\\\ude00", "\\u0041"])
+@pytest.mark.parametrize("half", ["\\ud83d", "\\uD83D", "\\ude00", "\\ud83d\\ud83d"])
+def test_half_a_character_is_named(member: str, before: str, after: str, half: str) -> None:
+    """Wherever it stands, whoever would read it, and however near the body's end."""
+    for end in ('"}', '"}\n', '","z":[1,2,3,4,5,6]}'):
+        said = said_of(f'{{"{member}":"{before}{half}{after}{end}'.encode())
+        assert said.startswith("The body has a lone surrogate (")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"p":"a', rb'{"p":"\\ud83d', rb'{"p":"\ud83d\ude00', rb'{"p":"\u12"}', b"{x}"],
+)
+def test_what_is_no_json_otherwise_is_told_in_the_decoders_words(body: bytes) -> None:
+    assert said_of(body).startswith("The request body is not a JSON object: ")

@@ -69,6 +69,28 @@ def test_what_was_estimated_is_settled_once() -> None:
     assert caught.value.retry_after_s == 120
 
 
+def test_what_is_refused_is_given_back_once() -> None:
+    """The request and its tokens, whichever limits there are; nothing after it was settled, no more than was taken."""
+    limiter = Limiter()
+    both = Key(id="aaaa", sha256="", tenant="t", requests_per_s=1, burst=2, tokens_per_min=60)
+    for _ in range(5):
+        charge = limiter.admit(both, 60, 0.0)
+        charge.refund()
+        charge.refund()
+    limiter.admit(both, 30, 0.0)
+    settled = limiter.admit(both, 30, 0.0)
+    settled.settle(30)
+    settled.refund()
+    for tokens, what in ((0, "requests"), (30, "tokens")):
+        with pytest.raises(RateLimitedError) as caught:
+            limiter.admit(both, tokens, 0.0)
+        assert caught.value.what == what
+    for rule in ({"requests_per_s": 1.0, "burst": 1}, {"tokens_per_min": 1}, {}):
+        only = Key(id=f"only{len(rule)}", sha256="", tenant="t", **rule)
+        for _ in range(3):
+            limiter.admit(only, 1, 0.0).refund()
+
+
 def test_a_changed_file_gives_nobody_a_full_bucket() -> None:
     """What was used stays used; a larger limit gives the difference, a key that is gone leaves nothing."""
     limiter = Limiter()

@@ -23,7 +23,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,6 +46,8 @@ UNSEEN = 0.6
 """Share of the lease after which a standby that could not look begins to count anew."""
 LOOK_S = 0.1
 """How often a standby looks at the key, in seconds."""
+Taker = Literal["somebody", "nobody", "unknown"]
+"""Whether somebody takes what is written to the bucket."""
 
 
 class LeaseValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,7 +200,7 @@ class Leadership:
                 if self.epoch is not None:
                     pause_s = max(0.0, began + self._renew_s - time.monotonic())
             except BusError as error:
-                await self._doubt(error.reason)
+                await self._taken_by(error.reason)
             self._tell()
             await asyncio.sleep(pause_s)
             self._tell()
@@ -230,7 +232,7 @@ class Leadership:
     async def _attempt(self) -> None:
         """One step, with patience: a server that is slow answers in the end. Not where nobody is there to answer."""
         step = asyncio.ensure_future(self._step())
-        doubt: asyncio.Future[bool] | None = None
+        doubt: asyncio.Future[Taker] | None = None
         pause_s = self._renew_s
         try:
             async with asyncio.timeout(self._lease_s):
@@ -240,12 +242,17 @@ class Leadership:
                     if step.done():
                         break
                     asked = time.monotonic()
-                    doubt = asyncio.ensure_future(self._doubt("late"))
+                    doubt = asyncio.ensure_future(self._taken_by("late"))
                     await asyncio.wait({step, doubt}, return_when=asyncio.FIRST_COMPLETED)
-                    if doubt.done() and doubt.result():
+                    if step.done():
+                        break
+                    took_s = time.monotonic() - asked
+                    if doubt.result() == "somebody":
+                        # It was asked later and is answered: what was sent before has gone to a server that is gone.
+                        await asyncio.wait({step}, timeout=max(LOOK_S, took_s))
+                    if not step.done() and doubt.result() != "unknown":
                         return
-                    await _ended(doubt)
-                    pause_s = max(0.0, asked + self._renew_s - time.monotonic())
+                    pause_s = max(0.0, self._renew_s - took_s)
             step.result()
         except TimeoutError:
             log.debug("lease_failed", key=self._key, reason="silence")
@@ -254,11 +261,11 @@ class Leadership:
             if doubt is not None:
                 await _ended(doubt)
 
-    async def _doubt(self, reason: str) -> bool:
-        """A renewal failed or is late: is there nobody who could take it?"""
+    async def _taken_by(self, reason: str) -> Taker:
+        """A renewal failed or is late: is there anybody who could take it?"""
         log.debug("lease_failed", key=self._key, reason=reason)
         if self._bucket is None or self.epoch is None:
-            return False
+            return "unknown"
         try:
             async with asyncio.timeout(self._renew_s):
                 await self._bucket.check_writable(self._key)
@@ -267,10 +274,10 @@ class Leadership:
             if not self._doubt_told:
                 self._doubt_told = True
                 log.warning("leadership_in_doubt", key=self._key, epoch=self.epoch)
-            return True
+            return "nobody"
         except (BusError, TimeoutError):
-            pass
-        return False
+            return "unknown"
+        return "somebody"
 
     async def _step(self) -> None:
         if self._bucket is None:

@@ -107,10 +107,10 @@ async def test_fact_answer_and_decision_agree_through_a_gap(
     """User case A1: in sync, with a hole that the engine does not fill yet, in sync again, then with history lost for
     good; whether admission asks the indexer or has an index of its own."""
     facts = await Watcher.of(bus, subjects.index_source("w", 0))
-    settings = {"nats_url": url, "warmup_s": 0.4, "index": index}
+    settings = {"nats_url": url, "warmup_s": 0.4, "index": index, "worker_lost_s": 30.0}
     async with (
         ScriptedEngine(block_size=BLOCK) as engine,
-        running_indexer(url),
+        running_indexer(url, worker_lost_s=30.0),
         running_bridge(engine, url, replay_timeout_s=2.0, replay_attempts=2),
         python_process("services.admission", *settings_arguments(settings), directory=tmp_path) as admission,
     ):

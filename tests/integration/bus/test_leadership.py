@@ -7,8 +7,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from bus.leadership import Leadership
 from bus.nats import connect
+from bus.nats.buckets import NatsKeyValue
 from bus.tasks import Tasks
 from tests.support.nats import NatsServer
 from tests.support.pace import Stopwatch
@@ -91,3 +94,23 @@ async def test_a_server_that_is_slow_ends_no_leadership(nats_server: NatsServer)
             assert (second.epoch, told_second, len(told)) == (None, [], 1)
             await first.give_back(timeout_s=10.0)
             await eventually(lambda: second.epoch is not None, timeout_s=30)
+
+
+async def test_a_renewal_that_is_lost_is_sent_again(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went to a server of the bus that died is never answered. Who asks others in time, and is answered, sends it
+    anew: one of three servers dies, and its holder leads on."""
+    taken = NatsKeyValue.update
+    lost: list[int] = []
+
+    async def update(bucket: NatsKeyValue, key: str, value: bytes, revision: int) -> int:
+        if len(lost) == 3:
+            lost.append(revision)
+            await asyncio.Event().wait()
+        lost.append(revision)
+        return await taken(bucket, key, value, revision)
+
+    monkeypatch.setattr(NatsKeyValue, "update", update)
+    async with candidate(nats_server, "a", lease_s=6.0) as (leadership, told):
+        await eventually(lambda: len(lost) > 6, timeout_s=60)
+        assert len(told) == 1
+        assert leadership.epoch == told[0]

@@ -96,7 +96,7 @@ async def house(url: str, bus: NatsBus, directory: Path, **admission: Any) -> As
         await bus.subscribe(subjects.hint_result("w"), lambda m: system.on_result(from_json(m.payload, HintResult)))
         hints = await start("services.hints", "hints")
         await hints.wait_said("leadership key=hints epoch=")
-        patience = {"worker_lost_s": 30.0, "ingress_lost_s": 30.0}  # a busy machine is no loss
+        patience = {"worker_lost_s": 30.0}  # a busy machine is no loss
         leader = await start(
             "services.admission", "admission", warmup_s=0.3, paused_after_s=0.3, **patience, **admission
         )

@@ -8,7 +8,7 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -25,6 +25,7 @@ from services.ingress.body_facts import (
     message_facts,
     responses_trigger,
 )
+from services.ingress.completions_prompt import count_texts, is_empty, read_prompt
 from services.ingress.decoding import no_json
 from services.ingress.errors import BadJsonError, BadRequestError
 from services.ingress.identity import PASSED_APIS, BodyFacts
@@ -225,7 +226,7 @@ class _ChatBody(_Body, kw_only=True):
 
 
 class _CompletionsBody(_Body, kw_only=True):
-    prompt: str | list[int | str | list[int]] | None = None
+    prompt: msgspec.Raw = _NULL
     prompt_embeds: msgspec.Raw = _NULL
     return_token_ids: Any = None
     max_tokens: int | None = None
@@ -274,7 +275,9 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
         _check_encoding(body)
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
-    request = build(decoded, body)
+    large = prompt_bytes is not None and len(body) > prompt_bytes
+    is_completion = isinstance(decoded, _CompletionsBody)
+    request = _completions(decoded, body, large=large) if is_completion else build(decoded, body)
     if decoded.nvext or decoded.priority:
         priority, as_engine_counts = _priority(decoded)
         request = replace(
@@ -285,7 +288,7 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
         )
     if decoded.nvext and decoded.nvext.cache_salt is not None:
         request = replace(request, nvext_salt=str(decoded.nvext.cache_salt))
-    if prompt_bytes is not None and len(body) > prompt_bytes and request.prompt is not None:
+    if large and request.prompt is not None:
         media = media_of(body, request.prompt.messages) if isinstance(request.prompt, ChatPrompt) else request.media
         return replace(request, prompt=LargePrompt(), media=media)
     return request
@@ -342,9 +345,10 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
     )
 
 
-def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
+def _completions(body: _CompletionsBody, raw: bytes, *, large: bool = False) -> ClientRequest:
     options = body.stream_options
-    prompt, prompts = _completions_prompt(body)
+    embedded = _embedded(body.prompt_embeds)
+    prompt, prompts = _completions_prompt(body, embedded, large)
     return ClientRequest(
         endpoint="completions",
         model=body.model,
@@ -356,7 +360,7 @@ def _completions(body: _CompletionsBody, raw: bytes) -> ClientRequest:
         max_output_tokens=_first_number(body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
         cache_salt=_text(body.cache_salt),
-        media=_embeddings(body.prompt_embeds),
+        media=Media(("embeddings",), embedded, len(memoryview(body.prompt_embeds))) if embedded else TEXT_ONLY,
         token_ids=body.return_token_ids is True,
         absent=_absent(body),
     )
@@ -428,51 +432,35 @@ _EXTRACTORS: dict[Endpoint, tuple[msgspec.json.Decoder[Any], Callable[[Any, byte
 }
 
 
-def _completions_prompt(body: _CompletionsBody) -> tuple[Prompt | None, int]:
-    """The prompt, and how many there are; a batch is not scored, nor are embeddings."""
-    given = body.prompt
-    embedded = _embedded(body.prompt_embeds)
-    if embedded:
-        return None, embedded + (0 if not given else len(given) if _is_batch(given) else 1)
-    if given is None:
+def _completions_prompt(body: _CompletionsBody, embedded: int, large: bool) -> tuple[Prompt | None, int]:
+    """The prompt, and how many there are; a batch is not scored, nor are embeddings. Of a ``large`` one nothing is
+    built."""
+    given = _given(body.prompt)
+    raw = b"" if given is None else bytes(given)
+    if embedded and (not raw or is_empty(raw)):
+        return None, embedded
+    if not raw:
         raise BadRequestError("prompt: is missing", param="prompt")
-    if isinstance(given, str):
-        return TextPrompt(given, body.add_special_tokens), 1
-    kinds = {type(item) for item in given}
-    if len(kinds) != 1:
-        raise BadRequestError("prompt: must hold texts, or tokens, and at least one", param="prompt")
-    if kinds == {int}:
-        return _tokens(given), 1
-    if len(given) > 1:
-        return None, len(given)
-    only = given[0]
-    return (_tokens(only) if isinstance(only, list) else TextPrompt(str(only), body.add_special_tokens)), 1
-
-
-def _is_batch(given: str | list[Any]) -> bool:
-    return not isinstance(given, str) and not isinstance(given[0], int)
+    try:
+        prompt, prompts = read_prompt(raw, keep=not (embedded or large))
+    except msgspec.ValidationError as error:
+        raise _bad_request(error) from error
+    if embedded or prompts > 1:
+        return None, embedded + prompts
+    if prompt is None:
+        return LargePrompt(), 1
+    return (TextPrompt(prompt, body.add_special_tokens) if isinstance(prompt, str) else TokensPrompt(prompt)), 1
 
 
 def _embedded(raw: msgspec.Raw) -> int:
-    """How many prompts are given as embeddings (vLLM's ``prompt_embeds``: one, or a list)."""
-    if _given(raw) is None:
+    """How many prompts are given as embeddings (vLLM's ``prompt_embeds``: one, or a list of texts in base64)."""
+    given = _given(raw)
+    if given is None:
         return 0
-    try:
-        return len(_items.decode(raw)) if bytes(raw).startswith(b"[") else 1
-    except UNDECODABLE:
+    embeds = bytes(given)
+    if not embeds.startswith(b"["):
         return 1
-
-
-def _embeddings(raw: msgspec.Raw) -> Media:
-    count = _embedded(raw)
-    return Media(("embeddings",), count, len(bytes(raw))) if count else TEXT_ONLY
-
-
-def _tokens(ids: Sequence[object]) -> TokensPrompt:
-    tokens = tuple(token for token in ids if isinstance(token, int) and 0 <= token < 1 << 32)
-    if not tokens or len(tokens) != len(ids):
-        raise BadRequestError("prompt: token ids must be unsigned 32-bit numbers", param="prompt")
-    return TokensPrompt(tokens)
+    return 0 if is_empty(embeds) else max(1, count_texts(embeds))
 
 
 def _priority(body: _Body) -> tuple[int, bool]:

@@ -198,6 +198,8 @@ class Books(RuleBasedStateMachine):
         owed = data.draw(st.sampled_from([each for each in self.live() if each.worker and each.attempt == 0]))
         if owed.epoch != self.epochs[owed.ingress]:
             return
+        if owed.hedged and self.core.core.state.ledger.get(hedge_id(owed.request_id)) is None:
+            return  # its ingress asks once: a leader that has not heard of the race yet is not asked
         self.silent.discard(owed.ingress)
         question = msgspec.structs.replace(self.message(owed, (owed.worker or "",)), attempt=1, hedge=True)
         self.do(self.core.do(AdmitAsked(question, f"{HEDGES}{owed.request_id}")))

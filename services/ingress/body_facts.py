@@ -5,13 +5,12 @@ Messages stay views of the client's own bytes; only their roles and types are re
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from schemas.base import UNDECODABLE
 from schemas.session import InputTrigger
 from services.ingress.identity import BodyFacts, Signals
+from services.ingress.members import NULL, USUAL_BYTES, member, text
 
 ONE_SHOT_MESSAGES = 8
 """A side request has few messages; a longer list is never looked through for one."""
@@ -22,14 +21,17 @@ MAX_FIELD_CHARACTERS = 8192
 TITLE_TELL = b'"Generate a title for this conversation'
 """How OpenCode's title request begins (harness.md §4)."""
 
+TOOL_RESULT = b'"tool_result"'
+"""What a large content of a message is searched for, in place of its blocks; within a text the quotes are escaped."""
+
 
 class Told(msgspec.Struct, kw_only=True):
     """The members of any API's body that are read for this."""
 
     tools: list[msgspec.Raw] | None = None
-    metadata: Any = None
-    client_metadata: Any = None
-    prompt_cache_key: Any = None
+    metadata: msgspec.Raw = NULL
+    client_metadata: msgspec.Raw = NULL
+    prompt_cache_key: msgspec.Raw = NULL
 
 
 class _Head(msgspec.Struct):
@@ -46,7 +48,6 @@ class _Block(msgspec.Struct):
 
 _head = msgspec.json.Decoder(_Head)
 _blocks = msgspec.json.Decoder(list[_Block])
-_user_id = msgspec.json.Decoder(dict[str, Any])
 _NO_HEAD = _Head()
 
 
@@ -68,37 +69,26 @@ def message_facts(
 def identity_fields(body: Told) -> Signals:
     """Weak identity: only texts, trimmed, that are printable and at most `MAX_FIELD_CHARACTERS` long."""
     found = {
-        "codex_session": member(body.client_metadata, "session_id"),
-        "codex_thread": member(body.client_metadata, "thread_id"),
-        "codex_turn_metadata": member(body.client_metadata, "x-codex-turn-metadata"),
-        "user_session": _user_session(member(body.metadata, "user_id")),
-        "prompt_cache_key": body.prompt_cache_key,
+        "codex_session": text(member(body.client_metadata, "session_id")),
+        "codex_thread": text(member(body.client_metadata, "thread_id")),
+        "codex_turn_metadata": text(member(body.client_metadata, "x-codex-turn-metadata")),
+        "user_session": _user_session(text(member(body.metadata, "user_id"))),
+        "prompt_cache_key": text(body.prompt_cache_key),
     }
     return {
         name: value.strip()
         for name, value in found.items()
-        if isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS and value.strip() and value.isprintable()
+        if value is not None and len(value) <= MAX_FIELD_CHARACTERS and value.strip() and value.isprintable()
     }
 
 
-def _user_session(user_id: Any) -> str | None:
+def _user_session(user_id: str | None) -> str | None:
     """Claude Code's ``metadata.user_id``: a JSON object with ``session_id``, or ``user_..._session_<id>``."""
-    if not isinstance(user_id, str):
+    if user_id is None:
         return None
     if user_id.startswith("{"):
-        try:
-            session = member(_user_id.decode(user_id), "session_id")
-        except UNDECODABLE:
-            return None
-        return session if isinstance(session, str) else None
+        return text(member(msgspec.Raw(user_id), "session_id"))
     return user_id.rpartition("_session_")[2] if "_session_" in user_id else None
-
-
-def member(value: Any, *path: str) -> Any:
-    """A nested member, or ``None`` where there is no such thing."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
 
 
 def _read_head(message: msgspec.Raw) -> _Head:
@@ -140,6 +130,9 @@ def anthropic_trigger(messages: list[msgspec.Raw]) -> InputTrigger:
     head = next((head for head in heads if head.role != "system"), _NO_HEAD)
     if head.role != "user":
         return "other"
+    if len(memoryview(head.content)) > USUAL_BYTES:
+        content = bytes(head.content)
+        return "tool_result" if content[:1] == b"[" and TOOL_RESULT in content else "user_message"
     try:
         blocks = _blocks.decode(head.content)
     except UNDECODABLE:

@@ -10,18 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from schemas.base import UNDECODABLE
 from schemas.session import InputTrigger
+from services.ingress.bodies import (
+    Body,
+    ChatBody,
+    CompletionsBody,
+    MessagesBody,
+    ResponsesBody,
+    build_lists,
+    decoders_of,
+)
 from services.ingress.body_facts import (
-    Told,
     anthropic_trigger,
     chat_trigger,
     identity_fields,
-    member,
     message_facts,
     responses_trigger,
 )
@@ -29,6 +36,15 @@ from services.ingress.completions_prompt import count_texts, is_empty, read_prom
 from services.ingress.decoding import no_json
 from services.ingress.errors import BadJsonError, BadRequestError
 from services.ingress.identity import PASSED_APIS, BodyFacts
+from services.ingress.members import (
+    USUAL_BYTES,
+    given,
+    is_set,
+    is_true,
+    member,
+    text,
+    value,
+)
 from services.ingress.modalities import TEXT_ONLY, Media, media_of
 
 Endpoint = Literal[
@@ -64,10 +80,6 @@ MOST_CHOICES = 1 << 16
 
 SPLICED = ("stream_options", "priority", "cache_salt", "nvext", "session_id", "vllm_xargs", "kv_hints")
 """Members that we may put into a body: which of them it lacks is known when it is read."""
-
-_NULL = msgspec.Raw(b"null")
-_ABSENT: Any = msgspec.UNSET
-"""In place of a member of `SPLICED` that is not there: as false as ``None``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,100 +172,6 @@ class ClientRequest:
         return self.endpoint != "passthrough" or self.method in ("GET", "HEAD")
 
 
-class _AgentHints(msgspec.Struct, forbid_unknown_fields=True):
-    """What the peer's clients say of a request; an unknown member or another type is an error there too."""
-
-    priority: int | None = None
-    strict_priority: int | None = None
-    osl: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    speculative_prefill: bool | None = None
-    latency_sensitivity: float | None = None
-
-
-class _Nvext(msgspec.Struct, forbid_unknown_fields=True):
-    """The peer's extension object; an unknown member is an error (spec: identity-and-traces §1.4, §1.6, H22)."""
-
-    greed_sampling: Any = None
-    use_raw_prompt: Any = None
-    annotations: Any = None
-    backend_instance_id: Any = None
-    token_data: Any = None
-    max_thinking_tokens: Any = None
-    cache_salt: Any = None
-    extra_fields: Any = None
-    metadata_upload: Any = None
-    prefill_worker_id: Any = None
-    decode_worker_id: Any = None
-    dp_rank: Any = None
-    prefill_dp_rank: Any = None
-    agent_hints: _AgentHints | None = None
-    request_timestamp_ms: Any = None
-    routing_constraints: Any = None
-    router: Any = None
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Body(Told, kw_only=True):
-    model: str
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = _ABSENT
-    n: int | None = None
-    best_of: int | None = None
-    priority: int | None = _ABSENT
-    nvext: _Nvext | None = _ABSENT
-    cache_salt: Any = _ABSENT
-    session_id: msgspec.Raw = _ABSENT
-    vllm_xargs: msgspec.Raw = _ABSENT
-    kv_hints: msgspec.Raw = _ABSENT
-
-
-class _ChatBody(_Body, kw_only=True):
-    messages: list[msgspec.Raw]
-    return_token_ids: Any = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    reasoning_effort: Any = None
-    chat_template_kwargs: msgspec.Raw = _NULL
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: Any = None
-    documents: Any = None
-    add_special_tokens: Any = None
-    truncate_prompt_tokens: Any = None
-
-
-class _CompletionsBody(_Body, kw_only=True):
-    prompt: msgspec.Raw = _NULL
-    prompt_embeds: msgspec.Raw = _NULL
-    return_token_ids: Any = None
-    max_tokens: int | None = None
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: Any = None
-
-
-class _ResponsesBody(_Body, kw_only=True):
-    input: msgspec.Raw
-    instructions: msgspec.Raw = _NULL
-    reasoning: Any = None
-    chat_template_kwargs: msgspec.Raw = _NULL
-    max_output_tokens: int | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-
-
-class _MessagesBody(_Body, kw_only=True):
-    messages: list[msgspec.Raw]
-    cache_salt: msgspec.Raw = _ABSENT
-    system: msgspec.Raw = _NULL
-    chat_template_kwargs: msgspec.Raw = _NULL
-    max_tokens: int | None = None
-    thinking: Any = None
-    output_config: Any = None
-
-
 _items = msgspec.json.Decoder(str | list[msgspec.Raw])
 
 
@@ -264,7 +182,9 @@ def endpoint_of(path: str) -> Endpoint | None:
 
 def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = None) -> ClientRequest:
     """One request; of a body over ``prompt_bytes`` the prompt is not kept. Raises `BadJsonError`, `BadRequestError`."""
-    decoder, build = _EXTRACTORS[endpoint]
+    decoder, large_decoder, build = _EXTRACTORS[endpoint]
+    if len(body) > USUAL_BYTES:
+        decoder = large_decoder
     try:
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -275,8 +195,9 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
         _check_encoding(body)
     if not decoded.model.strip():
         raise BadRequestError("model: must not be empty", param="model")
-    large = prompt_bytes is not None and len(body) > prompt_bytes
-    is_completion = isinstance(decoded, _CompletionsBody)
+    built = len(body) <= USUAL_BYTES or build_lists(decoded)
+    large = not built or (prompt_bytes is not None and len(body) > prompt_bytes)
+    is_completion = isinstance(decoded, CompletionsBody)
     request = _completions(decoded, body, large=large) if is_completion else build(decoded, body)
     if decoded.nvext or decoded.priority:
         priority, as_engine_counts = _priority(decoded)
@@ -286,15 +207,15 @@ def read_request(endpoint: Endpoint, body: bytes, *, prompt_bytes: int | None = 
             as_engine_counts=as_engine_counts,
             expected_output_tokens=_expected(decoded),
         )
-    if decoded.nvext and decoded.nvext.cache_salt is not None:
-        request = replace(request, nvext_salt=str(decoded.nvext.cache_salt))
+    if decoded.nvext and given(decoded.nvext.cache_salt) is not None:
+        request = replace(request, nvext_salt=str(value(decoded.nvext.cache_salt)))
     if large and request.prompt is not None:
         media = media_of(body, request.prompt.messages) if isinstance(request.prompt, ChatPrompt) else request.media
         return replace(request, prompt=LargePrompt(), media=media)
     return request
 
 
-def _absent(body: _Body) -> frozenset[str]:
+def _absent(body: Body) -> frozenset[str]:
     """The names of `SPLICED` that the body lacks, however they would be spelled."""
     return frozenset(name for name in SPLICED if getattr(body, name) is msgspec.UNSET)
 
@@ -317,15 +238,15 @@ def _bad_request(error: msgspec.ValidationError) -> BadRequestError:
     return BadRequestError(f"{path}: {problem}" if path else problem, param=path or None)
 
 
-def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
+def _chat(body: ChatBody, raw: bytes) -> ClientRequest:
     options = body.stream_options
-    of_its_own = body.chat_template or body.documents or body.add_special_tokens is True
+    of_its_own = is_set(body.chat_template) or is_set(body.documents) or is_true(body.add_special_tokens)
     prompt = ChatPrompt(
         api="chat",
         messages=tuple(body.messages),
         tools=tuple(body.tools or ()),
-        template_kwargs=_given(body.chat_template_kwargs),
-        effort=_text(body.reasoning_effort),
+        template_kwargs=given(body.chat_template_kwargs),
+        effort=text(body.reasoning_effort),
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
     )
@@ -334,18 +255,18 @@ def _chat(body: _ChatBody, raw: bytes) -> ClientRequest:
         model=body.model,
         body=raw,
         facts=message_facts(body, body.messages, chat_trigger(body.messages)),
-        prompt=None if of_its_own or body.truncate_prompt_tokens is not None else prompt,
+        prompt=None if of_its_own or given(body.truncate_prompt_tokens) else prompt,
         stream=bool(body.stream),
         choices=_choices(body.n),
         max_output_tokens=_first_number(body.max_completion_tokens, body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
-        cache_salt=_text(body.cache_salt),
-        token_ids=body.return_token_ids is True,
+        cache_salt=text(body.cache_salt),
+        token_ids=is_true(body.return_token_ids),
         absent=_absent(body),
     )
 
 
-def _completions(body: _CompletionsBody, raw: bytes, *, large: bool = False) -> ClientRequest:
+def _completions(body: CompletionsBody, raw: bytes, *, large: bool = False) -> ClientRequest:
     options = body.stream_options
     embedded = _embedded(body.prompt_embeds)
     prompt, prompts = _completions_prompt(body, embedded, large)
@@ -354,64 +275,64 @@ def _completions(body: _CompletionsBody, raw: bytes, *, large: bool = False) -> 
         model=body.model,
         body=raw,
         facts=BodyFacts(fields=identity_fields(body)),
-        prompt=prompt if body.truncate_prompt_tokens is None else None,
+        prompt=None if given(body.truncate_prompt_tokens) else prompt,
         stream=bool(body.stream),
         choices=_choices(max(body.n or 1, body.best_of or 1)) * prompts,
         max_output_tokens=_first_number(body.max_tokens),
         usage_asked=not body.stream or bool(options and options.include_usage),
-        cache_salt=_text(body.cache_salt),
+        cache_salt=text(body.cache_salt),
         media=Media(("embeddings",), embedded, len(memoryview(body.prompt_embeds))) if embedded else TEXT_ONLY,
-        token_ids=body.return_token_ids is True,
+        token_ids=is_true(body.return_token_ids),
         absent=_absent(body),
     )
 
 
-def _responses(body: _ResponsesBody, raw: bytes) -> ClientRequest:
+def _responses(body: ResponsesBody, raw: bytes) -> ClientRequest:
     try:
-        given = _items.decode(body.input)
+        said = _items.decode(body.input)
     except UNDECODABLE as error:
         raise BadRequestError("input: must be a text or a list of items", param="input") from error
-    items = [body.input] if isinstance(given, str) else given
-    trigger: InputTrigger = "user_message" if isinstance(given, str) else responses_trigger(given)
-    scored = not (body.previous_response_id or body.conversation)
+    items = [body.input] if isinstance(said, str) else said
+    trigger: InputTrigger = "user_message" if isinstance(said, str) else responses_trigger(said)
+    scored = not (body.previous_response_id or is_set(body.conversation))
     prompt = ChatPrompt(
         api="responses",
         messages=tuple(items),
         tools=tuple(body.tools or ()),
-        system=_given(body.instructions),
-        template_kwargs=_given(body.chat_template_kwargs),
-        effort=member(body.reasoning, "effort"),
+        system=given(body.instructions),
+        template_kwargs=given(body.chat_template_kwargs),
+        effort=_effort(member(body.reasoning, "effort")),
     )
     return ClientRequest(
         endpoint="responses",
         model=body.model,
         body=raw,
-        facts=message_facts(body, [] if isinstance(given, str) else items, trigger),
+        facts=message_facts(body, [] if isinstance(said, str) else items, trigger),
         prompt=prompt if scored else None,
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_output_tokens),
-        cache_salt=_text(body.cache_salt),
+        cache_salt=text(body.cache_salt),
         media=TEXT_ONLY if scored else media_of(raw, items),
         absent=_absent(body),
     )
 
 
-def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") -> ClientRequest:
+def _messages(body: MessagesBody, raw: bytes, endpoint: Endpoint = "messages") -> ClientRequest:
     return ClientRequest(
         endpoint=endpoint,
         model=body.model,
         body=raw,
         facts=message_facts(
-            body, body.messages, anthropic_trigger(body.messages), member(body.output_config, "format", "type")
+            body, body.messages, anthropic_trigger(body.messages), text(member(body.output_config, "format", "type"))
         ),
         prompt=ChatPrompt(
             api="messages",
             messages=tuple(body.messages),
             tools=tuple(body.tools or ()),
-            system=_given(body.system),
-            template_kwargs=_given(body.chat_template_kwargs),
-            effort=member(body.output_config, "effort"),
-            thinks=member(body.thinking, "type") != "disabled",
+            system=given(body.system),
+            template_kwargs=given(body.chat_template_kwargs),
+            effort=_effort(member(body.output_config, "effort")),
+            thinks=text(member(body.thinking, "type")) != "disabled",
         ),
         stream=bool(body.stream),
         max_output_tokens=_first_number(body.max_tokens),
@@ -419,24 +340,27 @@ def _messages(body: _MessagesBody, raw: bytes, endpoint: Endpoint = "messages") 
     )
 
 
-def _count_tokens(body: _MessagesBody, raw: bytes) -> ClientRequest:
+def _count_tokens(body: MessagesBody, raw: bytes) -> ClientRequest:
     return _messages(body, raw, "count_tokens")
 
 
-_EXTRACTORS: dict[Endpoint, tuple[msgspec.json.Decoder[Any], Callable[[Any, bytes], ClientRequest]]] = {
-    "chat_completions": (msgspec.json.Decoder(_ChatBody), _chat),
-    "completions": (msgspec.json.Decoder(_CompletionsBody), _completions),
-    "responses": (msgspec.json.Decoder(_ResponsesBody), _responses),
-    "messages": (msgspec.json.Decoder(_MessagesBody), _messages),
-    "count_tokens": (msgspec.json.Decoder(_MessagesBody), _count_tokens),
+_EXTRACTORS: dict[
+    Endpoint,
+    tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any], Callable[[Any, bytes], ClientRequest]],
+] = {
+    "chat_completions": (*decoders_of(ChatBody), _chat),
+    "completions": (*decoders_of(CompletionsBody), _completions),
+    "responses": (*decoders_of(ResponsesBody), _responses),
+    "messages": (*decoders_of(MessagesBody), _messages),
+    "count_tokens": (*decoders_of(MessagesBody), _count_tokens),
 }
 
 
-def _completions_prompt(body: _CompletionsBody, embedded: int, large: bool) -> tuple[Prompt | None, int]:
+def _completions_prompt(body: CompletionsBody, embedded: int, large: bool) -> tuple[Prompt | None, int]:
     """The prompt, and how many there are; a batch is not scored, nor are embeddings. Of a ``large`` one nothing is
     built."""
-    given = _given(body.prompt)
-    raw = b"" if given is None else bytes(given)
+    said = given(body.prompt)
+    raw = b"" if said is None else bytes(said)
     if embedded and (not raw or is_empty(raw)):
         return None, embedded
     if not raw:
@@ -454,16 +378,15 @@ def _completions_prompt(body: _CompletionsBody, embedded: int, large: bool) -> t
 
 def _embedded(raw: msgspec.Raw) -> int:
     """How many prompts are given as embeddings (vLLM's ``prompt_embeds``: one, or a list of texts in base64)."""
-    given = _given(raw)
-    if given is None:
+    if given(raw) is None:
         return 0
-    embeds = bytes(given)
+    embeds = bytes(raw)
     if not embeds.startswith(b"["):
         return 1
     return 0 if is_empty(embeds) else max(1, count_texts(embeds))
 
 
-def _priority(body: _Body) -> tuple[int, bool]:
+def _priority(body: Body) -> tuple[int, bool]:
     """The client's wish, lower for earlier, and whether it is the engine's own member; what the engine sees is decided
     by admission. What is said to a scheduler stands before what is said to the engine."""
     hinted = body.nvext.agent_hints.priority if body.nvext and body.nvext.agent_hints else None
@@ -472,19 +395,14 @@ def _priority(body: _Body) -> tuple[int, bool]:
     return _bounded(body.priority or 0), bool(body.priority)
 
 
-def _expected(body: _Body) -> int | None:
+def _expected(body: Body) -> int | None:
     hinted = body.nvext.agent_hints.osl if body.nvext and body.nvext.agent_hints else None
     return _bounded(hinted) if hinted else None
 
 
-def _text(given: Any) -> str | None:
-    """A text; anything else, and the empty text, is for the engine to refuse."""
-    return given if isinstance(given, str) and given else None
-
-
-def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
-    """``None`` for a member that is absent or null."""
-    return None if raw == _NULL else raw
+def _effort(raw: msgspec.Raw) -> Any:
+    """As it is said, of any type: templates and engines judge it."""
+    return None if given(raw) is None else value(raw)
 
 
 def _first_number(*numbers: int | None) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from schemas.base import UNDECODABLE
+from services.ingress.members import is_few
 
 KINDS = {
     "image": "image",
@@ -93,7 +94,7 @@ def _look(raw: msgspec.Raw, found: dict[str, None], sizes: list[int], depth: int
         return
     for inner in (shown.content, shown.output):
         opening = bytes(memoryview(inner)[:1])
-        if not depth or opening not in (b"[", b"{"):
+        if not depth or opening not in (b"[", b"{") or (opening == b"[" and not is_few(inner)):
             continue
         try:
             parts = _parts.decode(inner) if opening == b"[" else [inner]

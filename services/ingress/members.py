@@ -86,11 +86,13 @@ def given(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
 
 def is_true(raw: msgspec.Raw) -> bool:
     """Only ``true`` itself."""
-    return _first(raw) == b"t"
+    return raw is not NULL and _first(raw) == b"t"
 
 
 def is_set(raw: msgspec.Raw) -> bool:
     """As Python takes a value for true: not null, false, zero, nor anything empty."""
+    if raw is NULL:
+        return False
     first = _first(raw)
     if first in (b"n", b"f"):
         return False
@@ -101,7 +103,7 @@ def is_set(raw: msgspec.Raw) -> bool:
 
 def text(raw: msgspec.Raw | msgspec.UnsetType) -> str | None:
     """A text; anything else, and the empty text, is for the engine to refuse."""
-    if isinstance(raw, msgspec.UnsetType) or _first(raw) != b'"':
+    if raw is NULL or isinstance(raw, msgspec.UnsetType) or _first(raw) != b'"':
         return None
     try:
         return _texts.decode(raw) or None
@@ -122,7 +124,7 @@ def value(raw: msgspec.Raw) -> Any:
 def member(raw: msgspec.Raw, *path: str) -> msgspec.Raw:
     """A nested member of an object; null where there is no such thing."""
     for name in path:
-        if _first(raw) != b"{":
+        if raw is NULL or _first(raw) != b"{":
             return NULL
         try:
             raw = _looking_for(name).decode(raw).found

@@ -15,6 +15,7 @@ from schemas.admit import AdmitRequest, Granted, Held
 from schemas.base import from_json, to_json
 from schemas.hint import HintResult
 from schemas.request import RequestEnd
+from schemas.worker import WorkerState
 from tests.integration.admission.processes import is_ready
 from tests.integration.admission.world import World
 from tests.integration.bridge.house import chain_of_prompt, until_async
@@ -35,10 +36,14 @@ class House:
         self.engine = engine
         self.results: list[tuple[str, str]] = []
         self.held: list[Held] = []
+        self.health = ""
 
     def on_result(self, result: HintResult) -> None:
         if result.session.root == "short":
             self.results += [(each.action_type, each.outcome) for each in result.results]
+
+    def on_worker(self, state: WorkerState) -> None:
+        self.health = state.health
 
     def told(self, session: str) -> list[str]:
         return [fact.state for fact in self.world.sessions if fact.session.root == session]
@@ -94,6 +99,7 @@ async def house(url: str, bus: NatsBus, directory: Path, **admission: Any) -> As
         engine = await stack.enter_async_context(running_engine(directory, *room, "--max-model-len", "10000"))
         system = House(world, engine)
         await bus.subscribe(subjects.hint_result("w"), lambda m: system.on_result(from_json(m.payload, HintResult)))
+        await bus.subscribe(subjects.worker_state("w"), lambda m: system.on_worker(from_json(m.payload, WorkerState)))
         hints = await start("services.hints", "hints")
         await hints.wait_said("leadership key=hints epoch=")
         patience = {"worker_lost_s": 30.0}  # a busy machine is no loss
@@ -113,6 +119,7 @@ async def house(url: str, bus: NatsBus, directory: Path, **admission: Any) -> As
         )
         await leader.wait_said("service_started")
         await until_async(lambda: asyncio.to_thread(is_ready, leader), "admission is ready")
+        await eventually(lambda: system.health == "ready")
         async with asyncio.timeout(60):
             yield system
 

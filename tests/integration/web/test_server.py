@@ -174,7 +174,7 @@ async def test_http_1_0_keeps_alive_only_when_asked() -> None:
     [
         (b"NONSENSE\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nno colon here\r\n\r\n", 400),
-        (b"GET / HTTP/9.9\r\nhost: x\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\nhost: x\r\n\r\n", 505),
         (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),

@@ -215,15 +215,18 @@ async def test_a_wrong_index_is_noticed_and_left_and_taken_back(tmp_path: Path) 
 
         await until(synced)
         await house.engines[0].misbehave(cached_zero=True)
-        await talk(8)
-        await eventually(lambda: ("approximate", "parity") in house.health, 60, "an alarm")
+
+        async def said(what: tuple[str, str | None]) -> bool:
+            await talk(1)
+            return house.health[-1] == what
+
+        await until(lambda: said(("approximate", "parity")))
         wrong = (await talk(2))[-1]
         assert (wrong.index_health, wrong.index_reason) == ("approximate", "parity")
         assert wrong.predicted_cached_tokens > 0, "it was sent there"
         assert house.system.metric("indexer", "tidegate_parity_alarms_total") == 1
         await house.engines[0].misbehave(cached_zero=False)
-        await talk(8)
-        await eventually(lambda: house.health[-1] == ("synced", None), 60, "taken back")
+        await until(lambda: said(("synced", None)))
         await until(synced)
         assert [decision.index_health for decision in await talk(8)] == ["synced"] * 8
         assert house.health[-1] == ("synced", None), "and not back again"

@@ -218,7 +218,7 @@ async def test_a_wrong_index_is_noticed_and_left_and_taken_back(tmp_path: Path) 
 
         async def said(what: tuple[str, str | None]) -> bool:
             await talk(1)
-            return house.health[-1] == what
+            return house.health[-1:] == [what]
 
         await until(lambda: said(("approximate", "parity")))
         wrong = (await talk(2))[-1]

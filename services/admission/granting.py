@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.admit import Grant
+from schemas.admit import AdmitRequest, Grant
 from schemas.decision import Decision
 from services.admission.asks import Ask
 from services.admission.cost import booked_prefill_tokens, predicted_cached_tokens, predicted_shared_tokens
@@ -10,7 +10,7 @@ from services.admission.counters import Counters
 from services.admission.effects import Effect, Publish, PublishDecision, Reply
 from services.admission.facts import FactWriter
 from services.admission.grants import OpenGrant
-from services.admission.placement import Placement
+from services.admission.placement import Placement, Seat
 from services.admission.placing import block_size, previous_worker
 from services.admission.replies import granted_reply
 from services.admission.requests import RequestRecord
@@ -34,15 +34,7 @@ def grant_turn(
     leadership; ``policy``: the user's policy that chose, if one did. The answer is the first effect."""
     request, chosen = ask.request, placement.chosen
     expires = now + state.settings.grant_ttl_s
-    grant = Grant(
-        grant_id=f"{facts.epoch}-{number}",
-        request_id=request.request_id,
-        worker=chosen.worker,
-        rank=chosen.rank,
-        owner=request.ingress,
-        epoch=facts.epoch,
-        expires_ms=int(expires * 1000),
-    )
+    grant = new_grant(request, chosen, facts.epoch, str(number), expires)
     book(state, ask, placement, grant, expires)
     decision = _decision(state, facts, ask, placement, grant, policy, now)
     _count(state.counters, decision)
@@ -58,6 +50,20 @@ def grant_turn(
         Publish(facts.placed(request, decision, indexed, now)),
         *told,
     ]
+
+
+def new_grant(request: AdmitRequest, chosen: Seat, epoch: int, number: str, expires: float) -> Grant:
+    """A grant for ``request`` where ``chosen`` is, not booked yet. ``number``: its own among those of our leadership;
+    ``expires``: Unix time (s)."""
+    return Grant(
+        grant_id=f"{epoch}-{number}",
+        request_id=request.request_id,
+        worker=chosen.worker,
+        rank=chosen.rank,
+        owner=request.ingress,
+        epoch=epoch,
+        expires_ms=int(expires * 1000),
+    )
 
 
 def placed(record: RequestRecord, decision: Decision) -> None:

@@ -20,7 +20,7 @@ from services.admission.asks import Ask
 from services.admission.cost import predicted_cached_tokens
 from services.admission.deciding import Deciding
 from services.admission.effects import AskIndex, Effect, Publish, Reply
-from services.admission.granting import book
+from services.admission.granting import book, new_grant
 from services.admission.grants import OpenGrant
 from services.admission.placement import IndexView, Placement
 from services.admission.placing import DEFAULT_BLOCK_SIZE, block_size, index_question, index_view, place_by_cost
@@ -148,15 +148,7 @@ class Hedges:
             raise RuntimeError("a standby decides nothing")
         self._grants += 1
         expires = now + state.settings.grant_ttl_s
-        grant = Grant(
-            grant_id=f"{facts.epoch}-h{self._grants}",
-            request_id=request.request_id,
-            worker=chosen.worker,
-            rank=chosen.rank,
-            owner=request.ingress,
-            epoch=facts.epoch,
-            expires_ms=int(expires * 1000),
-        )
+        grant = new_grant(request, chosen, facts.epoch, f"h{self._grants}", expires)
         booked = msgspec.structs.replace(grant, request_id=hedge_id(request.request_id))
         book(state, ask, placement, booked, expires)
         self._tell_policy(record, booked)
